@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from unskew.analytics.diagnosis.ranks.heaviest import heaviest
@@ -25,7 +26,7 @@ LEAST_CORRELATION = 0.9
 OR_OFTEN_LONGER = "it is slow now and then, or its documents are longer; which of the two, the log does not show"
 
 NEXT_STEP: dict[str, str] = {
-    "slow_device": "run `unskew probe` on the device, or approve a plan that gives it less; drain it when it comes again",
+    "slow_device": "measure the device by itself beside others of its kind; drain it when it comes again",
     "slow_link": "test the link pairwise, then cable, port and switch; keep gradient rings off it until then",
     "dead": "nothing at once: the survivors took over; replace the device before the next failure",
     "hung": "read the stacks of the culprit and its last collective; restart it when it does not come back",
@@ -35,6 +36,14 @@ NEXT_STEP: dict[str, str] = {
     "gc_pause": "collect on all ranks at the same iterations (gc.disable, then gc.collect every few hundred)",
     "unknown": "record chunk times (forward and backward per micro-batch) or probe the devices: iteration times name nobody",
 }
+PROBE = "run `unskew probe` on the device, or give it less; drain it when it comes again"
+"""What to do about a slow device while the run goes on."""
+
+
+def with_next_step(verdict: Verdict, *, can_be_probed: bool) -> Verdict:
+    """The verdict with what to do about it, where it does not say so itself: only what can be done."""
+    step = PROBE if verdict.cause == "slow_device" and can_be_probed else NEXT_STEP[verdict.cause]
+    return msgspec.structs.replace(verdict, evidence={"next_step": step, **verdict.evidence})
 
 
 def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, config: str) -> list[Verdict]:

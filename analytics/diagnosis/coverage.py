@@ -143,12 +143,22 @@ def _unmeasured(trace: Trace) -> list[str]:
 
 def _time_outside(log: RunLog, kinds: Sequence[str]) -> pl.DataFrame:
     """iteration, rank, share of the rank's step that no operation of these kinds covers, where steps are timed rank by rank."""
-    inside = log.trace.operations.filter(pl.col("kind").is_in(list(kinds)))
+    inside = _sums(log.trace.operations.filter(pl.col("kind").is_in(list(kinds))))
+    if log.trace.votes:
+        inside = pl.concat([inside, _waits_for_votes(log.trace)]).group_by("iteration", "rank").agg(pl.col("us").sum())
     return (
-        log.steps.join(_sums(inside), on=["iteration", "rank"], how="left")
+        log.steps.join(inside, on=["iteration", "rank"], how="left")
         .select("iteration", "rank", share=((pl.col("wall_us") - pl.col("us")) / pl.col("wall_us")).clip(0.0, 1.0))
         .drop_nulls()
     )
+
+
+def _waits_for_votes(trace: Trace) -> pl.DataFrame:
+    """iteration, rank, us from what a rank had last to do or to sum until it steps, which is when all have voted."""
+    end, steps = pl.col("start_us") + pl.col("wall_us"), pl.col("kind") == "optimizer"
+    last = end.filter(pl.col("kind").is_in([*CHUNK_KINDS, *COLLECTIVE_KINDS])).max()
+    waited = trace.operations.group_by("iteration", "rank").agg(us=pl.col("start_us").filter(steps).min() - last)
+    return waited.drop_nulls().with_columns(pl.col("us").clip(lower_bound=0.0))
 
 
 def _time_between(log: RunLog) -> pl.DataFrame:

@@ -26,7 +26,7 @@ from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
-from unskew.analytics.diagnosis.causes import LEAST_SHARE, NEXT_STEP, clears_all, faults, named
+from unskew.analytics.diagnosis.causes import LEAST_SHARE, clears_all, faults, named, with_next_step
 from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
 from unskew.analytics.diagnosis.failslow import loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
@@ -88,7 +88,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     verdicts: tuple[Verdict, ...] = ()
     sections: list[TraceSection] = []
     gaps: list[str] = []
-    lost_s, whole_s = dict[str, float](), 0.0
+    lost_s, whole_s, independent = dict[str, float](), 0.0, False
     findings: Findings | None = None
     abstained = ([log.sample.unseen] if log.sample else []) + _missing(log, seen)
     if seen == "chunks":
@@ -119,7 +119,9 @@ def diagnose(log: RunLog) -> Diagnosis:
         verdicts += _lost(log, next_number(verdicts))
     unexplained = _unexplained(lost_s, whole_s)
     if log.iterations.height and (findings is None or findings.of_job is None):
-        findings = judge_job(times_of(log, verdicts), next_number(verdicts), alone=seen == "iterations")
+        findings = judge_job(
+            times_of(log, verdicts, independent=independent), next_number(verdicts), alone=seen == "iterations"
+        )
         if seen == "chunks" and not sections and not log.released:
             sights = [_without_replay(sight, findings.sight) for sight in sights]
         if seen == "chunks" and (log.attached or not log.released):
@@ -144,7 +146,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         run_id=log.run,
         observability=seen,
         iterations=log.iterations.height,
-        verdicts=tuple(_with_next_step(verdict) for verdict in verdicts),
+        verdicts=tuple(with_next_step(verdict, can_be_probed=log.can_be_probed) for verdict in verdicts),
         time_lost_s=lost_s,
         abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
@@ -313,7 +315,3 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
     if log.imported:
         found.append("dead, hung: no exits and heartbeats in an imported run")
     return found
-
-
-def _with_next_step(verdict: Verdict) -> Verdict:
-    return msgspec.structs.replace(verdict, evidence={"next_step": NEXT_STEP[verdict.cause], **verdict.evidence})

@@ -9,6 +9,7 @@ import polars as pl
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.workload import Work
 from unskew.analytics.diagnosis.sample import Sample
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, Control, DeviceJoined, DeviceKind, DeviceLost, GroupRecorded, Regrouped
@@ -23,6 +24,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     their micro-batches, in order, each under `plans[its plan_version]` (our own runs only). `control`: what befell the run and
     what was decided, in order.
 
+    `works`: iteration -> micro-batch -> its work, of a run of ours that was exported and imported.
     `iterations`: iteration, iteration_us (all iterations whose time is known, in order). `steps`: iteration, rank, start_us,
     wall_us, where a source times them rank by rank. `flights`, `flight_groups`: entries of flight recorders.
     `end`: by its own last word; without one "running" where a controller holds it, else "lost".
@@ -41,6 +43,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     steps: pl.DataFrame = NO_STEPS
     plans: dict[int, Plan] = {}
     released: tuple[IterationTelemetry, ...] = ()
+    works: dict[int, dict[int, Work]] = {}
     control: tuple[Control, ...] = ()
     flights: tuple[CollectiveRecorded, ...] = ()
     flight_groups: tuple[GroupRecorded, ...] = ()
@@ -69,6 +72,12 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     def attached(self) -> bool:
         """Whether it is a training that is not ours, watched while it ran."""
         return "command" in self.options
+
+    @property
+    def can_be_probed(self) -> bool:
+        """Whether `unskew probe` is answered: the run goes on, and is not a training of others on GPUs or of one rank."""
+        refused = self.attached and (self.device_kind in {"gpus", "shared_gpus"} or self.ranks < 2)
+        return self.end == "running" and not self.imported and not refused
 
     @property
     def times_messages(self) -> bool:

@@ -15,7 +15,6 @@ from unskew.analytics.diagnosis.ranks.replicas import excess_of, judge_replicas,
 from unskew.analytics.diagnosis.ranks.slow_ranks import follow_section
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
-from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import GraphError
 from unskew.analytics.diagnosis.trace.section import TraceSection, record, with_lengths, without_lengths
 from unskew.collector.events import Verdict
@@ -32,7 +31,7 @@ NO_WEIGHT = (
 
 def sections_of(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
     """The stretches of a run that has chunks, the Detector's findings on them, and what could not be used, a sentence each."""
-    return _with_lengths(log) if log.released else _without_lengths(log.trace, options_for(log.device_kind))
+    return _with_lengths(log) if log.released else _without_lengths(log, options_for(log.device_kind))
 
 
 def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]:
@@ -58,12 +57,14 @@ def _with_lengths(log: RunLog) -> tuple[list[TraceSection], Findings, list[str]]
     return sections, followed.findings, problems
 
 
-def _without_lengths(trace: Trace, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
-    """A run whose micro-batches are as long as their peers let expect; where that cannot be told, ranks as a whole."""
+def _without_lengths(log: RunLog, options: DetectorOptions) -> tuple[list[TraceSection], Findings, list[str]]:
+    """A run without plans, whose micro-batches are as long as it says or their peers let expect; where that cannot be told,
+    ranks as a whole."""
+    trace = log.trace
     try:
         if clocks := why_clocks_disagree(trace):
             raise GraphError(clocks)
-        section = without_lengths(record(trace), options)
+        section = without_lengths(record(trace), options, log.works)
     except ValueError as error:
         found, why = follow_ranks(trace, options)
         return [], found, [f"long_sequences, stage_imbalance, time lost: {error}", *_unseen(why), NO_WEIGHT]

@@ -34,8 +34,8 @@ def input_bound(trace: Trace, iterations: pl.DataFrame, options: DetectorOptions
         return ()
     numbers = tuple(timed["iteration"].to_list())
     waited, input_us = (_table(of, numbers, ranks) for of in (collectives, trace.operations.filter(kind=INPUT)))
-    us = float(np.median(timed["iteration_us"].cast(pl.Float64).to_numpy()))
-    found = idle(RankWindow(dict.fromkeys(ranks, 0), numbers, us, {INPUT: input_us}, {}), INPUT, options)
+    measured_us = timed["iteration_us"].cast(pl.Float64).to_numpy()
+    found = idle(RankWindow(dict.fromkeys(ranks, 0), numbers, measured_us, {INPUT: input_us}, {}), INPUT, options)
     return tuple(one for one in found if one.victims and _confirmed(one, ranks, waited, input_us))
 
 

@@ -41,7 +41,7 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Findings, str]
     if not clear:
         return Findings(sight=Sight(scope="device", smallest_slowdown=None, why=why)), why
     iterations = tuple(chunks["iteration"].unique().sort().to_list())
-    mean = chunks.group_by("kind", "iteration", "rank").agg(us=pl.col("wall_us").mean())
+    mean = chunks.group_by("kind", "iteration", "rank").agg(us=pl.col("own_us").mean())
     us = np.stack([_table(mean.filter(kind=kind), "us", iterations, tuple(role_of)) for kind in clear])
     found = judge_workers(RankTimes(clear, iterations, role_of, us), options, equal_work=True)
     if why:

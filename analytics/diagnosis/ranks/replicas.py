@@ -31,7 +31,7 @@ SURE_SIGMAS = 2.0
 EXPLANATIONS = 2
 NEXT_STEP = (
     "tell the two apart: log document lengths, give the replica another one's data for some iterations (a slow replica stays "
-    "slow), or run `unskew probe` on its ranks"
+    "slow), or measure its devices by themselves"
 )
 
 

@@ -28,9 +28,8 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.diagnosis.slowness.fit import FALSE_ALARMS, SURE_SIGMAS, SlownessFit
+from unskew.analytics.diagnosis.slowness.fit import FALSE_ALARMS, SURE_SIGMAS, SlownessFit, noise_in, steady
 from unskew.analytics.diagnosis.slowness.places import Rows, Slowness, SlowPlace, SlowStretch
-from unskew.analytics.diagnosis.slowness.steady import noise_in, steady
 from unskew.analytics.pipeline.dag import Array
 
 MOST_BLOCKS = 96

@@ -1,10 +1,10 @@
 """Time lost: devices x (measured - ideal), by cause, and what no cause explains by where it was lost.
 
-The measured iterations are made shorter step by step: without what lies after their last operation, without launch delays, then
-without each cause in the order of `ORDER` (recorded pauses are launch delays that have one), with no communication longer than
-the median of its kind on its stage, and last at the ideal: each kind of work at its mean, communication at its median, as in
-ByteDance's replay (replay.py), of what the machines' causes (slow devices and links, pauses, stalls) leave: a mean with a slow
-device in it is no ideal.
+The measured iterations are made shorter step by step: without what lies after their last operation, without launch delays,
+without what chunks waited for other ranks in their middle, then without each cause in the order of `ORDER` (recorded pauses are
+launch delays that have one), with no communication longer than the median of its kind on its stage, and last at the ideal: each
+kind of work at its mean, communication at its median, as in ByteDance's replay (replay.py), of what the machines' causes (slow
+devices and links, pauses, stalls) leave: a mean with a slow device in it is no ideal.
 
 What a step cost is what the iterations became shorter by, in total. A step that makes them longer costs nothing (long documents
 that lie on the shorter stage hid how unequal the stages are), and the next one counts from the shortest so far. So no part is
@@ -18,7 +18,7 @@ not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from unskew.analytics.diagnosis.trace.scenarios import (
     usual_communication,
     without_pattern,
     without_stalls,
+    without_waits,
 )
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
@@ -45,6 +46,7 @@ LOCATED = {
     "iteration_end": "lies behind the last recorded operation of its iteration: what the ranks did there is not recorded",
     "launch_delays": "passed while ranks had all that they needed, as far as it is recorded, and did not begin: their host, "
     "their input, or waiting that is not recorded",
+    "waits": "passed in the middle of chunks while their ranks waited for others: for what these send, or for one that is late",
     "stalls": f"went into chunks that took more than {STALL:g} times what their workload lets expect: something held them up, "
     "and no span says what",
     "pattern": "went into the same chunks of every iteration, which take longer than others: waiting within them that is not "
@@ -83,12 +85,12 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
     measured, late, least = recording.iteration_us, makespan_us(graph, work, parts.delay_us), time_us()
     lost = {"iteration_end": _saved(measured, late), "launch_delays": _saved(late, least)}
     healthy = work
-    for step in (*OF_MACHINES, *OF_WORK, "pattern", "communication"):
+    for step in ("waits", *OF_MACHINES, *OF_WORK, "pattern", "communication"):
         work = without(step, section, work, verdicts)
         pauses.pop(step, None)
         lost[step] = _saved(least, after := time_us())
         least = after if lost[step].any() else least
-        healthy = work if step in OF_MACHINES else healthy
+        healthy = work if step in {"waits", *OF_MACHINES} else healthy
     ideal = makespan_us(graph, ideal_us(recording, healthy))
     unexplained = measured - ideal - sum(lost.values(), np.zeros_like(measured))
     if unexplained.sum() < 0:
@@ -102,6 +104,13 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
     )
 
 
+_SCENARIOS: dict[str, Callable[[TraceSection, Array], Array]] = {
+    "waits": without_waits, "stalls": without_stalls, "pattern": without_pattern, "communication": usual_communication,
+    "long_sequences": balanced_lengths, "stage_imbalance": equal_stages,
+}  # fmt: skip
+"""Of what no verdict has to name."""
+
+
 def _saved(before: Array, after: Array) -> Array:
     """What a step made the iterations shorter by: in total, so that noise between iterations is not counted."""
     return np.asarray(before - after if before.sum() > after.sum() else np.zeros_like(before))
@@ -109,16 +118,8 @@ def _saved(before: Array, after: Array) -> Array:
 
 def without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[Verdict]) -> Array:
     """Durations when the cause is taken out."""
-    if cause == "stalls":
-        return without_stalls(section, work)
-    if cause == "pattern":
-        return without_pattern(section, work)
-    if cause == "communication":
-        return usual_communication(section.recording, work)
-    if cause == "long_sequences":
-        return balanced_lengths(section, work)
-    if cause == "stage_imbalance":
-        return equal_stages(section, work)
+    if (scenario := _SCENARIOS.get(cause)) is not None:
+        return scenario(section, work)
     if cause == "gc_pause":
         work = np.where(section.recording.graph.where(kind="gc")[:, None], 0.0, work)
     for verdict in verdicts:

@@ -27,6 +27,7 @@ _NUMBERS = (
 )  # fmt: skip
 COLUMNS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(_NUMBERS, pl.Int64), "kind": pl.String, "group": pl.String, "start_us": pl.Float64, "wall_us": pl.Float64,
+    "own_us": pl.Float64, "wait_dp_us": pl.Float64,
 }  # fmt: skip
 
 OPERATIONS = {
@@ -42,7 +43,9 @@ OPERATIONS = {
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The operations of a run, a row of `COLUMNS` each, null where something is not known or has no meaning.
 
-    `kind` is a span's. A chunk (kind F, B or W) has a `micro_batch`, unique in its iteration, and its layers. `group` is what
+    `kind` is a span's. A chunk (kind F, B or W) has a `micro_batch`, unique in its iteration, and its layers; for `wait_dp_us`
+    of it its rank waited for others, as for their shards; `own_us` of it is what its device worked, without a wait for a core,
+    where the source tells, else all of it. `group` is what
     the source calls the operation or the group of a collective, `turn` its number in it. `replica` and `stage` are null of a
     rank that executes nothing. `iterations`: plan_version, iteration, begin_us, end_us of those that were recorded whole.
 
@@ -103,12 +106,13 @@ def from_operations(rows: pl.DataFrame) -> Trace:
     return Trace(operations=_typed(operations), iterations=_extents(operations), streams=True)
 
 
-def from_spans(spans: pl.DataFrame, steps: pl.DataFrame, plans: Mapping[int, Plan]) -> Trace:
+def from_spans(spans: pl.DataFrame, steps: pl.DataFrame, plans: Mapping[int, Plan], *, votes: bool = False) -> Trace:
     """The trace of spans as the log has them, of the attempts that counted. `steps`: plan_version, iteration, start_us and
-    wall_us of what each rank stepped, or what an import says of it; without, iterations last as long as their spans."""
+    wall_us of what each rank stepped, or what an import says of it; without, iterations last as long as their spans. `votes`:
+    an import's iterations end with one, as those under plans do."""
     operations = _typed(spans.with_columns(turn=pl.col("group_seq")))
     if not plans:
-        return Trace(operations=_placed(operations), iterations=_with_steps(_extents(operations), steps))
+        return Trace(operations=_placed(operations), iterations=_with_steps(_extents(operations), steps), votes=votes)
     roles = pl.DataFrame(
         [(version, role.rank, role.replica, role.stage) for version, plan in plans.items() for role in plan.roles],
         schema=dict.fromkeys(("plan_version", "rank", "replica", "stage"), pl.Int64),
@@ -120,6 +124,9 @@ def from_spans(spans: pl.DataFrame, steps: pl.DataFrame, plans: Mapping[int, Pla
 
 def _typed(operations: pl.DataFrame) -> pl.DataFrame:
     """With all columns of a trace, null where the source has none."""
+    if "own_us" not in operations.columns:
+        own = [name for name in ("compute_us", "wall_us") if name in operations.columns]
+        operations = operations.with_columns(own_us=pl.coalesce(own))
     return operations.select(
         (pl.col(name) if name in operations.columns else pl.lit(None).alias(name)).cast(dtype)
         for name, dtype in COLUMNS.items()
@@ -171,8 +178,9 @@ def _placed(operations: pl.DataFrame) -> pl.DataFrame:
         orient="row",
     )
     placed = operations.drop("replica", "stage").join(places, on="rank", how="left", maintain_order="left")
-    most = pl.col("micro_batch").max() + 1
     chunk = pl.col("kind").is_in(CHUNK_KINDS)
+    replicas = placed.filter(chunk).group_by("iteration", "micro_batch").agg(pl.col("replica").n_unique())["replica"]
+    most = placed["micro_batch"].max() + 1 if (replicas > 1).any() else 0  # type: ignore[operator]  # of any dtype
     return _typed(
         placed.with_columns(
             micro_batch=pl.col("micro_batch") + pl.col("replica") * most,

@@ -81,7 +81,7 @@ class TraceRecording(msgspec.Struct, frozen=True):
 
     `waits`: kinds whose duration includes waiting for others (communication), also where they are no group here.
     `left_out`: iterations of the source that lack operations. `pauses_us`: cause -> how much of each operation's launch delay
-    it was, [operation, iteration].
+    it was, [operation, iteration]; `within_us`: for how long its rank waited for others in the middle of it.
     """
 
     graph: Graph
@@ -92,6 +92,7 @@ class TraceRecording(msgspec.Struct, frozen=True):
     waits: frozenset[str]
     left_out: tuple[int, ...] = ()
     pauses_us: dict[str, Array] = {}
+    within_us: Array | float = 0.0
 
 
 class OperationDurations(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Chunk times as they would be if ...: each takes durations [operation, iteration] (us) and gives changed ones.
 
-No scenario leaves the range of the data: no iteration gets cheaper than its own cheapest chunks of the same kind make it, and
-what a single chunk took beyond its workload is not multiplied.
+No scenario leaves the range of the data: no iteration gets cheaper than its own cheapest chunks of the same kind make it (where
+a device or a replica was slow in all of it, than the cheapest of any iteration do), and what a single chunk took beyond its
+workload is not multiplied.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from unskew.analytics.diagnosis.trace.replay import TraceRecording
 from unskew.analytics.diagnosis.trace.section import KIND, TraceSection
 from unskew.analytics.pipeline.dag import Array
 
@@ -63,23 +63,38 @@ def healthy_device(section: TraceSection, work_us: Array, rank: int) -> Array:
         kind: [i for (of, _), members in section.cells.items() if of == kind for i in members if operations[i].rank != rank]
         for kind in section.kinds
     }
+    cheapest = _cheapest_us(section, work_us)
     for (kind, _), members in section.cells.items():
         mine = [i for i in members if operations[i].rank == rank]
         if not mine:
             continue
         others = [i for i in members if operations[i].rank != rank] or everywhere[kind]
         pace = np.median(work_us[others] / section.expected_us[others]) if others else 1.0
-        changed[mine] = pace * section.expected_us[mine]
+        changed[mine] = np.maximum(pace * section.expected_us[mine], cheapest[kind])
     return changed
 
 
 def even_replica(section: TraceSection, work_us: Array, replica: int, speed: Mapping[str, float]) -> Array:
     """The replica's chunks take what they would at the others' pace; `speed`: the pace of each kind of work, theirs is 1."""
-    changed = work_us.copy()
+    changed, cheapest = work_us.copy(), _cheapest_us(section, work_us)
     for i, operation in enumerate(section.recording.graph.operations):
         if operation.replica == replica and operation.micro_batch is not None:
-            changed[i] *= speed.get(KIND[operation.kind], 1.0)
+            kind = KIND[operation.kind]
+            changed[i] = np.maximum(work_us[i] * speed.get(kind, 1.0), cheapest[kind])
     return changed
+
+
+def _cheapest_us(section: TraceSection, work_us: Array) -> dict[str, float]:
+    """Kind of work -> the least that a chunk of it took, anywhere and in any iteration."""
+    least: dict[str, float] = {}
+    for (kind, _), members in section.cells.items():
+        least[kind] = min(least.get(kind, np.inf), float(work_us[members].min()))
+    return least
+
+
+def without_waits(section: TraceSection, work_us: Array) -> Array:
+    """No chunk waits for other ranks in its middle."""
+    return np.asarray(work_us - section.recording.within_us)
 
 
 def without_stalls(section: TraceSection, work_us: Array) -> Array:
@@ -102,12 +117,12 @@ def even_links(section: TraceSection, work_us: Array, links: Iterable[tuple[int,
     return changed
 
 
-def usual_communication(recording: TraceRecording, work_us: Array) -> Array:
+def usual_communication(section: TraceSection, work_us: Array) -> Array:
     """No communication takes longer than the median of its kind on its stage."""
     changed = work_us.copy()
     cells: dict[tuple[str, int], list[int]] = {}
-    for i, operation in enumerate(recording.graph.operations):
-        if operation.kind in recording.waits:
+    for i, operation in enumerate(section.recording.graph.operations):
+        if operation.kind in section.recording.waits:
             cells.setdefault((operation.kind, operation.stage), []).append(i)
     for members in cells.values():
         changed[members] = np.minimum(work_us[members], np.median(work_us[members]))

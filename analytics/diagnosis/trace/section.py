@@ -1,6 +1,7 @@
 """A stretch of a run under one plan, ready to be asked what if: a recording, and what its chunks should have taken.
 
-Where lengths are logged, the cost model predicts what a chunk should have taken. Else its workload is inferred from peers: the
+Where lengths are logged, the cost model predicts what a chunk should have taken; where no plan says which layers it held (a run
+of ours that was exported and imported) a line in tokens and squared lengths, per kind and place. Else workload is inferred: the
 same micro-batch costs much or little on every stage, forward and backward, so what its other chunks took shows what a chunk
 should take. Steps, for chunk times t[kind, stage, micro-batch] (micro-batches of all iterations and replicas in a row):
 
@@ -41,6 +42,8 @@ from unskew.collector.events import CHUNK_KINDS
 KIND: dict[str, str] = {"forward-compute": "F", "backward-compute": "B", **{kind: kind for kind in CHUNK_KINDS}}
 """Kinds of operations that are chunks of work -> the kind of work."""
 Indices = NDArray[np.intp]
+Works = Mapping[int, Mapping[int, Work]]
+"""Iteration -> micro-batch -> its work."""
 
 HUBER = 1.5
 ROUNDS = 15
@@ -140,9 +143,11 @@ def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]],
     return TraceSection(recording, expected, lengths_logged=True, plan_version=plan.plan_version, uneven=uneven)
 
 
-def without_lengths(recording: TraceRecording, options: DetectorOptions = DEFAULT_OPTIONS) -> TraceSection:
-    """A section whose workload is inferred from peers, and with several stages the slowness of its ranks. Raises `ValueError`
-    when that cannot be done."""
+def without_lengths(
+    recording: TraceRecording, options: DetectorOptions = DEFAULT_OPTIONS, works: Works | None = None
+) -> TraceSection:
+    """A section without a cost model, and with several stages the slowness of its ranks: its workload is inferred from peers,
+    where `works` does not have it of every micro-batch. Raises `ValueError` when that cannot be done."""
     bare = TraceSection(recording, np.full_like(recording.wall_us, np.nan), lengths_logged=False)
     operations = recording.graph.operations
     batches = sorted({(o.replica, o.micro_batch) for o in operations if o.micro_batch is not None})
@@ -155,7 +160,7 @@ def without_lengths(recording: TraceRecording, options: DetectorOptions = DEFAUL
             index[bare.kinds.index(kind), places.index(place), at] = i
     if (index < 0).any():
         raise ValueError("not every micro-batch ran on every stage, so its workload cannot be inferred from peers")
-    times = bare.parts.work_us[index]  # [kind, place, micro-batch, iteration]
+    times = (bare.parts.work_us - recording.within_us)[index]  # [kind, place, micro-batch, iteration]
     stage_of, replica_of = [stage for stage, _ in places], [bare.replicas.index(replica) for replica, _ in batches]
     slowness = Slowness()
     if len(bare.stages) > 1:
@@ -167,10 +172,20 @@ def without_lengths(recording: TraceRecording, options: DetectorOptions = DEFAUL
             mine = np.ix_(np.isin(stage_of, stages), np.isin(replica_of, one.who.replicas))
             for number, level in enumerate(one.levels):
                 times[number][*mine, one.begin : one.end] /= np.exp(level)
-    found = infer(times.reshape(*index.shape[:2], -1), bare.kinds, stage_of)
-    expected = bare.expected_us.copy()
+    expected, times = bare.expected_us.copy(), times.reshape(*index.shape[:2], -1)
+    if (known := _known(works or {}, recording.iterations, [micro_batch for _, micro_batch in batches])) is not None:
+        expected[index] = by_lengths(times, known).reshape(*index.shape, -1)
+        return msgspec.structs.replace(bare, expected_us=expected, lengths_logged=True, slowness=slowness)
+    found = infer(times, bare.kinds, stage_of)
     expected[index] = found.expected_us.reshape(*index.shape, -1)
     return msgspec.structs.replace(bare, expected_us=expected, correlation=found.correlation, slowness=slowness)
+
+
+def _known(works: Works, iterations: Sequence[int], micro_batches: Sequence[int | None]) -> list[Work] | None:
+    """The work of each micro-batch in each iteration, in that order; None where it is not known of all."""
+    found = [works.get(iteration, {}).get(one) for one in micro_batches if one is not None for iteration in iterations]
+    known = [work for work in found if work is not None]
+    return known if known and len(known) == len(found) else None
 
 
 def _slowness(times_us: Array, stage_of: Sequence[int], replica_of: Sequence[int], options: DetectorOptions) -> Slowness:
@@ -180,6 +195,21 @@ def _slowness(times_us: Array, stage_of: Sequence[int], replica_of: Sequence[int
     of_replica = [np.median(logs[:, np.array(replica_of) == replica], axis=1) for replica in sorted(set(replica_of))]
     kind, place = (tuple(numbers.ravel().tolist()) for numbers in np.indices((n_kinds, n_places)))
     return slowness_of(np.stack(of_replica, axis=1), Rows(kind, tuple(stage_of[one] for one in place)), options)
+
+
+def by_lengths(times_us: Array, works: Sequence[Work]) -> Array:
+    """Expected chunk times like those given, [kind, place, micro-batch]: of each kind and place linear in tokens and squared
+    lengths. Raises `ValueError` for too few micro-batches."""
+    if len(works) < LEAST_CHUNKS:
+        raise ValueError(f"what {len(works)} micro-batches should take cannot be learned, at least {LEAST_CHUNKS} are needed")
+    lengths = np.array([(work.tokens, work.sum_sq) for work in works], dtype=np.float64)
+    lengths /= np.maximum(lengths.max(axis=0), 1.0)
+    expected = np.empty_like(times_us)
+    for kind, place in np.ndindex(times_us.shape[:2]):
+        own = times_us[kind, place]
+        constant, *slopes = _robust_line(lengths, own)
+        expected[kind, place] = np.clip(constant + lengths @ slopes, own.min(), own.max())
+    return np.maximum(expected, 1e-9)
 
 
 class InferredWorkload(msgspec.Struct, frozen=True):
@@ -243,17 +273,21 @@ class WorkloadCurve(msgspec.Struct, frozen=True):
 
 
 def fit_curve(workload: Array, times_us: Array) -> WorkloadCurve:
-    """Huber regression of relative residuals."""
-    design = np.stack([workload, workload**2], axis=1)
-    predicted, trust, curve = times_us, np.ones(len(times_us)), WorkloadCurve((0.0, 0.0, 0.0))
+    """The robust one."""
+    return WorkloadCurve(_robust_line(np.stack([workload, workload**2], axis=1), times_us))
+
+
+def _robust_line(design: Array, times_us: Array) -> tuple[float, float, float]:
+    """Huber regression of relative residuals on two columns: the constant, and what belongs to each."""
+    predicted, trust, found = times_us, np.ones(len(times_us)), (0.0, 0.0, 0.0)
     for _ in range(ROUNDS):
         weights = trust / np.maximum(predicted, 1e-9) ** 2
         weights /= weights.sum()
         root, middle, usual_us = np.sqrt(weights), weights @ design, weights @ times_us
         c1, c2 = np.linalg.lstsq(root[:, None] * (design - middle), root * (times_us - usual_us), rcond=None)[0].tolist()
-        curve = WorkloadCurve((float(usual_us - middle @ (c1, c2)), c1, c2))
-        predicted = np.maximum(curve(workload), 1e-3 * times_us.mean())
+        found = (float(usual_us - middle @ (c1, c2)), c1, c2)
+        predicted = np.maximum(found[0] + design @ found[1:], 1e-3 * times_us.mean())
         residual = np.abs(times_us / predicted - 1)
         scale = max(1.4826 * float(np.median(residual)), 1e-9)
         trust = np.minimum(1.0, HUBER * scale / np.maximum(residual, 1e-12))
-    return curve
+    return found

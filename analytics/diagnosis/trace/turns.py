@@ -81,6 +81,7 @@ def record(trace: Trace) -> TraceRecording:
         tuple(tuple(group) for group in members.values()),
     )
     start, end = _times(rows, shapes)
+    within = _within(rows, shapes)
     iterations = [iteration for shape in shapes for iteration in shape.iterations]
     order = np.argsort(iterations)
     iterations.sort()
@@ -93,6 +94,7 @@ def record(trace: Trace) -> TraceRecording:
         iteration_us=np.array([extents[i][1] - extents[i][0] for i in iterations]),
         waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVE_KINDS, "vote"}),
         left_out=tuple(sorted(set(begun) - set(iterations))),
+        within_us=within[:, order],
         pauses_us=_pauses(operations, graph, start, {i: (column, begun[i]) for column, i in enumerate(iterations)}),
     )
 
@@ -152,6 +154,15 @@ def _times(rows: pl.DataFrame, shapes: list[_Shape]) -> tuple[Array, Array]:
     began = [at(shape, [node.began for node in shape.nodes.values()]) for shape in shapes]
     ended = [at(shape, [node.ended for node in shape.nodes.values()]) for shape in shapes]
     return np.concatenate(began, axis=1), np.concatenate(ended, axis=1)
+
+
+def _within(rows: pl.DataFrame, shapes: list[_Shape]) -> Array:
+    """How long each chunk waited for other ranks in its middle, [operation, iteration of each shape in turn] us."""
+    waited = rows.select(pl.when(pl.col("kind").is_in(CHUNK_KINDS)).then("wait_dp_us").fill_null(0.0)).to_series().to_numpy()
+    of = [
+        waited[np.array([node.began[0] for node in one.nodes.values()])[:, None] + np.array(one.first_rows)] for one in shapes
+    ]
+    return np.concatenate(of, axis=1)
 
 
 def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]:

@@ -2,7 +2,8 @@
 
 Work and messages are kernels, each with the launch that such readers look it up by, at its beginning and of no length; messages
 and collectives are named as NCCL's, by which they tell communication from computation. What a rank does beside is an annotation
-of the host, as are iterations. The arguments of an event hold all of its span, so that an import gives the span again.
+of the host, as are iterations. The arguments of an event hold all of its span, so that an import gives the span again; those of
+a micro-batch's first forward pass the lengths of its documents too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import polars
 
 from unskew.collector.events import CHUNK_NAMES, COLLECTIVE_KINDS
 from unskew.collector.formats.exporters.bars import bars, lane_order
+from unskew.collector.formats.exporters.lengths import lengths_of
 from unskew.collector.formats.imported import FormatError
 from unskew.collector.formats.importers.kineto_own import KEY
 from unskew.collector.read.reader import Reader
@@ -37,7 +39,7 @@ _COMMITS = """
 _HOST, _FIRST_STREAM = 1, 7
 _ARGUMENTS = (
     "kind", "epoch", "attempt", "iteration", "micro_batch", "first_layer", "n_layers", "peer", "bytes", "group", "compute_us",
-    "device",
+    "device", "lengths",
 )  # fmt: skip
 
 
@@ -47,6 +49,7 @@ def write(reader: Reader, run: str, path: Path) -> str:
     spans = bars(reader, run, counted=True)
     if spans.is_empty():
         raise FormatError(f"run {run} has no spans to show")
+    spans = _with_lengths(spans, lengths_of(reader, run))
     steps, streams = _steps(spans, reader.sql(_COMMITS, [run])), lane_order(set(spans["lane"]))
     ranks = spans["rank"].unique().sort().to_list()
     for rank in ranks:
@@ -60,6 +63,14 @@ def write(reader: Reader, run: str, path: Path) -> str:
             )
             file.write(b"\n]}\n")
     return f"{spans.height:,} spans of {len(ranks)} ranks, a file each"
+
+
+def _with_lengths(spans: polars.DataFrame, lengths: polars.DataFrame) -> polars.DataFrame:
+    """The lengths of each micro-batch with the first of its forward passes."""
+    of = ["iteration", "micro_batch"]
+    first = (polars.col("kind") == "F") & polars.struct("kind", *of).is_first_distinct()
+    known = spans.join(lengths, on=of, how="left", maintain_order="left")
+    return known.with_columns(polars.when(first).then("lengths"))
 
 
 def _steps(spans: polars.DataFrame, commits: polars.DataFrame) -> polars.DataFrame:

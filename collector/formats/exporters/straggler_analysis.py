@@ -5,6 +5,7 @@ which all replicas do the same; and it wants every type of operation on every ra
 of its own, where it would be. Those that others take part in end together, as their analyser asks: the first and the last stage
 of a replica in embedding-grads-all-reduce, the replicas in what belongs to data parallelism, all in optimizer-clip-main-grad.
 What a rank does of one type it does one after the other. Of a tensor-parallel group one rank stands for all, as in theirs.
+The lengths of documents, for which theirs have no column, are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import polars
 import pyarrow  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet  # type: ignore[import-untyped]
 
+from unskew.collector.formats.exporters.lengths import lengths_of
 from unskew.collector.formats.imported import FormatError
-from unskew.collector.formats.importers.straggler_analysis import COLUMNS, operations
+from unskew.collector.formats.importers.straggler_analysis import COLUMNS, LENGTHS, operations
 from unskew.collector.read.reader import Reader
 
 _SPANS = """
@@ -44,8 +46,11 @@ def write(reader: Reader, run: str, path: Path) -> str:
     place = table.schema.get_field_index("optype")
     # Their reader wants the types of operation as categories.
     category = pyarrow.array(rows["optype"].cast(polars.String).to_list()).dictionary_encode()
-    pyarrow.parquet.write_table(table.set_column(place, "optype", category), path, compression="zstd")
     steps = rows["step"]
+    lengths = lengths_of(reader, run).filter(polars.col("iteration").is_in(steps.unique().implode()))
+    known = {LENGTHS: msgspec.json.encode(lengths.rows())} if lengths.height else None
+    table = table.set_column(place, "optype", category).replace_schema_metadata(known)
+    pyarrow.parquet.write_table(table, path, compression="zstd")
     return f"{rows.height:,} operations of {steps.n_unique()} iterations ({steps.min()!r} to {steps.max()!r})"
 
 

@@ -56,6 +56,7 @@ def read(path: Path) -> Sequence[ImportedRun]:
         facts.setdefault("rank_from", rank_from)
         facts.setdefault("world_size", trace.distributed.get("world_size"))
         facts.setdefault("device", trace.devices[0].get("name") if trace.devices else None)
+        facts |= {"our_run": trace.our_run} if trace.our_run else {}
         own = list(_events(file, rank, trace))
         steps |= {event.iteration for event in own if isinstance(event, IterationTimed)}
         events += own

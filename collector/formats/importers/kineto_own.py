@@ -1,4 +1,4 @@
-"""The spans in a profiler trace that we wrote ourselves: the arguments of each event hold its own (exporters/kineto.py)."""
+"""The spans in a profiler trace that we wrote ourselves, and the lengths of documents: in the arguments of its events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from unskew.collector.events import Span, tag_of
+from unskew.collector.events import MicroBatchPacked, Span, tag_of
 from unskew.collector.formats.imported import FormatError
 from unskew.collector.formats.text import duration, rank_number, whole
 
@@ -17,7 +17,7 @@ KEY = "unskew"
 _NUMBERS = ("micro_batch", "first_layer", "n_layers", "bytes", "compute_us")
 
 
-def own_spans(file: Path, rank: int, events: Iterable[tuple[float, dict[str, Any]]]) -> Iterator[Span]:
+def own_spans(file: Path, rank: int, events: Iterable[tuple[float, dict[str, Any]]]) -> Iterator[Span | MicroBatchPacked]:
     """From the beginning of each event and its arguments. Raises `FormatError`."""
     for start, arguments in events:
         span = arguments.get(KEY)
@@ -28,6 +28,10 @@ def own_spans(file: Path, rank: int, events: Iterable[tuple[float, dict[str, Any
             given = {name: span.get(name) for name in ("kind", "device", "group")}
             numbers = {name: whole(where, name, span[name], 0) for name in _NUMBERS if name in span}
             peer = {"peer": rank_number(where, span["peer"])} if "peer" in span else {}
+            if "lengths" in span:
+                lengths = tuple(whole(where, "lengths", one, 0) for one in span["lengths"])
+                place = {name: whole(where, name, span.get(name), 0) for name in ("iteration", "micro_batch")}
+                yield MicroBatchPacked(**place, attempt=0, lengths=lengths)
             yield msgspec.convert(
                 {
                     "type": tag_of(Span), "rank": rank, "epoch": 0, "attempt": 0, "start_us": round(start), **given, **numbers,

@@ -5,19 +5,31 @@ receive and collective durations include waiting for the peer; compute durations
 `gmc` in the model, `mb_id` the micro-batch; -1 where a number has no meaning. Several columns may come in wider types; times
 are kept to the last bit, also those of 64 bits.
 
+A file that we wrote has the lengths of the micro-batches' documents in its metadata.
+
 `ImportedRun` holds the rows twice: as `OperationsRecorded`, exact, and as `Span`s in microseconds, for all that reads spans.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import polars
+import pyarrow.parquet  # type: ignore[import-untyped]  # it ships no types
 
-from unskew.collector.events import CHUNK_KINDS, IterationTimed, OperationsRecorded, Span, SpanKind, Telemetry
+from unskew.collector.events import (
+    CHUNK_KINDS,
+    IterationTimed,
+    MicroBatchPacked,
+    OperationsRecorded,
+    Span,
+    SpanKind,
+    Telemetry,
+)
 from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun
 
@@ -47,6 +59,9 @@ KINDS: dict[str, SpanKind] = {
     "optimizer": "optimizer",
     "gc": "gc",
 }
+LENGTHS = b"unskew.lengths"
+"""In a file's metadata: JSON, [iteration, micro-batch, [tokens of each document]] of every micro-batch."""
+_Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 _TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
 """The other side of a message: so many stages further on."""
 _IDENTITY = ("rank", "step", "optype", "seq_id")
@@ -65,7 +80,8 @@ def read(path: Path) -> Sequence[ImportedRun]:
         "micro_batches": int(rows["mb_id"].max()) + 1,  # type: ignore[arg-type]
         "operations": rows.height,
     }
-    return [ImportedRun(events=_events(rows, rank_at), ranks=place.height, iterations=steps, facts=facts)]
+    events = chain(_packed(path), _events(rows, rank_at))
+    return [ImportedRun(events=events, ranks=place.height, iterations=steps, facts=facts)]
 
 
 def operations(reader: Reader, run: str, part: str = "true") -> polars.DataFrame:
@@ -98,6 +114,16 @@ def _load(path: Path) -> polars.DataFrame:
     if rows.is_empty():
         raise FormatError(f"{path} has no rows")
     return typed(path, rows, {name: dtype() for name, dtype in COLUMNS.items()}, {})
+
+
+def _packed(path: Path) -> list[MicroBatchPacked]:
+    """What a file of ours says of its micro-batches."""
+    given = (pyarrow.parquet.read_metadata(path).metadata or {}).get(LENGTHS, b"[]")
+    try:
+        found = msgspec.json.decode(given, type=list[tuple[_Number, _Number, tuple[_Number, ...]]])
+    except msgspec.DecodeError as error:
+        raise FormatError(f"{path}: its metadata {LENGTHS.decode()} are no lengths of documents ({error})") from error
+    return [MicroBatchPacked(iteration=i, micro_batch=of, attempt=0, lengths=lengths) for i, of, lengths in found]
 
 
 def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:

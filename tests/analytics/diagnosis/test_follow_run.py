@@ -69,7 +69,7 @@ def test_nobody_seeks_a_plan_for_a_run_that_is_over(log: RunLog, monkeypatch: py
     def propose(*_: object) -> None:
         pytest.fail("the Scheduler was asked")
 
-    monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+    monkeypatch.setattr("unskew.analytics.loop.plans.propose", propose)
     assert culprits(follow_run(log))
 
 

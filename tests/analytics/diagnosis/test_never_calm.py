@@ -131,6 +131,20 @@ def test_a_shift_that_was_not_named_is_smaller_than_what_would_have_been(store: 
     assert found.outcome == "wrong" or found.smallest_slowdown is None or found.smallest_slowdown > shift
 
 
+@pytest.mark.slow
+def test_every_slowdown_of_a_job_is_on_the_screen_with_its_own_end(store: Store, tmp_path: Path) -> None:
+    """One that comes again after twenty healthy iterations is another; the time between is not slow."""
+    episodes = [(60, 80), (100, 106), (126, 150), (170, 175)]
+    x = np.exp(np.random.default_rng(9).normal(0, 0.01, 220))
+    for since, until in episodes:
+        x[since:until] *= 1.4
+    found = of_table(store, tmp_path, "step,seconds\n" + "\n".join(f"{i},{value}" for i, value in enumerate(x)))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(shown(found))
+    lines = [line for line in console.export_text().splitlines() if "the whole job takes 1." in line]
+    assert [tuple(map(int, re.findall(r"iteration (\d+)", line))) for line in lines] == episodes
+
+
 def test_advice_is_neither_dated_nor_sure(store: Store, tmp_path: Path) -> None:
     """An episode of the whole job that is over: its end belongs to the finding, the advice stands by itself."""
     x = [1.0 + 0.3 * (150 <= i < 220) + 0.002 * (i % 5) for i in range(400)]
@@ -159,6 +173,28 @@ def test_advice_on_what_all_ranks_share_is_neither_dated_nor_sure() -> None:
 
 
 @pytest.mark.limit(60)
+def test_a_probe_is_advised_only_where_one_is_answered(store: Store) -> None:
+    """Whoever is over, was imported, or is a training of others on GPUs or of one rank answers none."""
+    runs.slow(store).close()
+    log = loaded(store, "slow")
+    others = {**log.options, "command": ["train.py"]}
+
+    def advised(**changed: object) -> bool:
+        found = diagnose(msgspec.structs.replace(log, **changed)).verdicts
+        steps = {verdict.evidence["next_step"] for verdict in found if verdict.cause == "slow_device"}
+        assert steps
+        assert all("drain it" in step for step in steps)
+        return any("unskew probe" in step for step in steps)
+
+    assert advised(end="running")
+    assert advised(end="running", options=others)
+    assert not any(advised(end=end) for end in ("done", "failed", "lost"))
+    assert not any(advised(end="running", options=others, device_kind=kind) for kind in ("gpus", "shared_gpus"))
+    assert not advised(end="running", options=others, ranks=1)
+    assert not advised(end="running", clock="imported")
+
+
+@pytest.mark.limit(60)
 def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> None:
     """Their lengths are in the log, so each device is known to take what its work should: well live, and well afterwards."""
     writer = runs.healthy(store, iterations=0)
@@ -177,6 +213,9 @@ def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> No
     printed = console.export_text()
     assert "Something is wrong" not in printed
     assert verdict.evidence["next_step"] in printed
+    killed = diagnose(msgspec.structs.replace(loaded(store, "healthy"), end="failed", end_reason="its controller was killed"))
+    console.print(shown(killed))
+    assert console.export_text().splitlines()[1].startswith("The run failed: its controller was killed; micro-batches of")
 
 
 @pytest.mark.slow

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from support.dashboard.runs import healthy
 from support.dashboard.store import RunWriter
 from support.traces.noisy_series import Floats, megatron, mlperf
 
 from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
-from unskew.analytics.diagnosis.whole_job import judge_job
-from unskew.collector.events import RunFinished
+from unskew.analytics.diagnosis.whole_job import common_pace, judge_job
+from unskew.collector.events import Party, RunFinished, Verdict
 from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -107,6 +109,49 @@ def test_ranks_that_become_slow_together(store: Store, tmp_path: Path, ranks: in
     (stated,) = [one for one in found.abstained if one.startswith("unknown: ")]
     assert "times as long since iteration 50: all ranks are slower alike or their data is longer" in stated
     assert found.verdicts or stated.removeprefix("unknown: ") in found.why
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slow", "named"),
+    [
+        ((), []),
+        ((2,), [("slow_device", [2])]),
+        ((2, 4), [("slow_device", [2]), ("slow_device", [4])]),
+        (range(6), [("unknown", [])]),
+    ],
+    ids=["nobody", "one", "two", "all"],
+)
+def test_of_ranks_that_wait_for_nobody_one_is_not_the_job(
+    store: Store, tmp_path: Path, slow: Sequence[int], named: list[tuple[str, list[int]]]
+) -> None:
+    """The longest step of an iteration is nobody's but its own: what few ranks do is no slowdown of all, what all do is."""
+    random, n = np.random.default_rng(11), 240
+    us = np.exp(random.normal(0, 0.01, (n, 6))) * (1 + 0.05 * np.arange(6))
+    us[90:150, 5] *= 1.065  # too little for a device to be named; the longest step of all takes so much longer
+    us[170:, list(slow)] *= 1.4
+    rows = [f"{step},{rank},{us[step, rank]}" for step in range(n) for rank in range(6)]
+    (tmp_path / "t.csv").write_text("step,rank,seconds\n" + "\n".join(rows))
+    (brought,) = bring_in(store, "iteration-times", tmp_path / "t.csv")
+    found = of_run(store, brought.run)
+    assert [(one.cause, [party.rank for party in one.culprits]) for one in found.verdicts] == named
+    assert all(abs(one.since_iteration - 170) <= 3 for one in found.verdicts)
+
+
+def test_the_pace_of_independent_ranks_is_that_of_most_whom_nobody_is_named_for() -> None:
+    rows = [(i, rank, us * (6 if (i, rank) == (3, 2) else 1)) for i in range(8) for rank, us in enumerate((10, 12, 20, 14))]
+    steps = pl.DataFrame(rows, schema=["iteration", "rank", "wall_us"], orient="row")
+    assert common_pace(steps, []) == [(i, 13.0) for i in range(8)]
+
+    def slow(rank: int, since: int, until: int | None) -> Verdict:
+        culprit = (Party(kind="device", rank=rank),)
+        return Verdict(
+            verdict=1, cause="slow_device", culprits=culprit, since_iteration=since, until_iteration=until, at_iteration=7,
+            confidence=1.0, sentence="", evidence={},
+        )  # fmt: skip
+
+    both = common_pace(steps, [slow(0, 2, 5), slow(1, 4, None)])
+    assert [i for i, _ in both] == [0, 1, 2, 3, 5, 6, 7], "in the fifth half of them are named"
 
 
 @pytest.mark.slow

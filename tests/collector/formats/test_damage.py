@@ -264,8 +264,8 @@ def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
             b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.",
             "not a pickle of plain data",
         ),
-        ("kineto", "rank-0.json.gz", gzip.compress(b" " * 300_000_000), "unpacks to more than 67 MB"),
-        ("megatron", "log.txt", gzip.compress(b"\n" * 300_000_000), "unpacks to more than 67 MB"),
+        ("kineto", "rank-0.json.gz", gzip.compress(b" " * 3_000_000) * 100, "unpacks to more than 67 MB"),
+        ("megatron", "log.txt", gzip.compress(b"\n" * 3_000_000) * 100, "unpacks to more than 67 MB"),
     ],
 )
 def test_a_small_file_that_asks_for_much_memory_is_refused(

@@ -207,7 +207,7 @@ SAMPLES: dict[str, tuple[Any, Any]] = {
                 {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "ts": 1, "dur": 9, "tid": 1, "args": {}},
                 {"ph": "X", "cat": "kernel", "name": "forward", "ts": 2, "dur": 3, "tid": 7, "args": {"unskew": {
                     "kind": "F", "iteration": 4, "micro_batch": 2, "first_layer": 0, "n_layers": 2, "peer": 3, "bytes": 8,
-                    "group": "g", "compute_us": 3, "device": "cpu-1", "wall_us": 3}}},
+                    "group": "g", "compute_us": 3, "device": "cpu-1", "lengths": [5, 3], "wall_us": 3}}},
             ],
         },
     ),

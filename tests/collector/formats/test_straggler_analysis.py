@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 
 import polars
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.datasets import dataset
 
 from unskew.collector.formats.exporters import straggler_analysis as straggler_export
-from unskew.collector.formats.importers.straggler_analysis import COLUMNS, KINDS, operations
+from unskew.collector.formats.importers.straggler_analysis import COLUMNS, KINDS, LENGTHS, operations
 from unskew.collector.formats.registry import FormatError, bring_in
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -87,6 +88,17 @@ def test_a_bad_row_is_named_and_nothing_is_imported(tmp_path: Path, columns: dic
     with pytest.raises(FormatError, match=re.escape(str(tmp_path)) + r".*" + sentence):
         imported(tmp_path, trace(**columns))
     assert not list((tmp_path / "store").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "given", [b"", b"\xff", b"{}", b"[[0, 0, [-1]]]", b"[[0, 0, [1.5]]]", b"[[0, 0, 7]]", b"[[18446744073709551616, 0, []]]"]
+)
+def test_lengths_that_are_none_are_refused_in_a_sentence(tmp_path: Path, given: bytes) -> None:
+    path, store = tmp_path / "trace.parquet", Store.locate(tmp_path / "store")
+    pyarrow.parquet.write_table(trace().to_arrow().replace_schema_metadata({LENGTHS: given}), path)
+    with pytest.raises(FormatError, match=r"trace\.parquet: its metadata unskew\.lengths are no lengths of documents"):
+        bring_in(store, "straggler-analysis", path)
+    assert not store.spooled_runs()
 
 
 def test_the_same_file_again_changes_nothing_and_another_under_its_name_is_refused(tmp_path: Path) -> None:

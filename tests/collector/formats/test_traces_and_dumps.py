@@ -56,6 +56,23 @@ def test_device_work_belongs_to_the_iteration_that_launched_it(tmp_path: Path) -
     assert (run.ranks, run.iterations) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("recorded", "counted"),
+    [
+        (("kernel", "gpu_user_annotation", "user_annotation"), "kernel"),
+        (("gpu_user_annotation", "user_annotation"), "gpu_user_annotation"),
+        (("user_annotation",), "user_annotation"),
+    ],
+)
+def test_a_collective_is_told_once_by_its_kernel_else_by_what_is_nearest_to_it(recorded: tuple[str, ...], counted: str) -> None:
+    starts = {"kernel": 130.0, "gpu_user_annotation": 120.0, "user_annotation": 110.0}
+    names = {"kernel": "ncclDevKernel_AllReduce_Sum_f32_RING_LL"}
+    events = [TraceEvent(ph="X", cat=cat, name=names.get(cat, "nccl:all_reduce"), ts=starts[cat], dur=9) for cat in recorded]
+    events.append(TraceEvent(ph="X", cat="gpu_memcpy", name="Memcpy", ts=150, dur=1))
+    found = [(one.kind, one.start_us) for one in spans_of(0, events, Iterations([Step(100, 100, 0)], []))]
+    assert found == [("all_reduce", starts[counted])]
+
+
 def test_very_many_passes_of_a_rank_are_told_apart() -> None:
     """In minutes where each is held against all others."""
     n = 20_000

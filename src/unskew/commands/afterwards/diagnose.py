@@ -120,6 +120,7 @@ def shown(one: Diagnosis) -> RenderableType:
     from rich.text import Text
 
     from unskew.analytics.core.outcome import percent
+    from unskew.analytics.diagnosis.causes import faults
     from unskew.terminal.live_view import OUTCOMES
 
     count = f"{one.iterations} iteration{'' if one.iterations == 1 else 's'}"
@@ -129,7 +130,7 @@ def shown(one: Diagnosis) -> RenderableType:
     for verdict in one.verdicts:
         table.add_row(Text(verdict.cause, "bold"), Text.assemble(verdict.sentence, (_extent(verdict), "dim")))
         table.add_row("", Text(f"next: {verdict.evidence['next_step']}", "dim"))
-    named = one.outcome == "wrong" and bool(one.verdicts)
+    named = one.outcome == "wrong" and bool(faults(one.verdicts))
     parts.append(Text("Something is wrong:" if named else one.sentence, OUTCOMES[one.outcome]))
     if one.verdicts:
         parts.append(table)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unskew.commands.common import JsonOption, StoreOption, checking_input, fail, known_run, locate, warn, write_json
+from unskew.terminal.safe_text import harmless
 
 if TYPE_CHECKING:
     from unskew.analytics.replay.replay import Replay
@@ -37,14 +38,14 @@ def replay(
         replayed = diagnosed(load_run(reader, run), until) if imported else decide_again(recorded_run(reader, run), until)
     write_json(json, facts(replayed))
     for line in sentences(replayed):
-        print(line)
+        print(harmless(line))
     if imported:
         print("imported: nothing was decided while it ran; the verdicts are those of diagnose, on what had been seen by then")
     if replayed.differences:
         if not replayed.same_code:
             print("the run was decided by another version of the code, which may differ for that reason:")
         for difference in replayed.differences[:SHOWN]:
-            print(f"  {difference.sentence}")
+            print(harmless(f"  {difference.sentence}"))
         more = len(replayed.differences) - SHOWN
         fail(
             f"{len(replayed.differences)} of {replayed.compared} recorded decisions are not as the log leads to now"

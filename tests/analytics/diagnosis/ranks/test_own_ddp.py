@@ -79,6 +79,16 @@ def test_profiler_traces_with_gloo_name_the_late_rank_and_its_cause(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_traces_that_are_bare_lists_of_events_say_the_same(tmp_path: Path, part: Part) -> None:
+    """Chrome's other form, which names no rank: the files do."""
+    folder = kineto(tmp_path / "traces", job(part, ranks=2, seed=2))
+    for file in folder.iterdir():
+        file.write_text("\n" + json.dumps(json.loads(file.read_text())["traceEvents"]))
+    assert_right(diagnosed(tmp_path, "kineto", folder), part)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("reduce_apart", [False, True])
@@ -137,6 +147,7 @@ def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: P
     steps.write_csv(tmp_path / "t.csv")
     run = diagnosed(tmp_path, "iteration-times", tmp_path / "t.csv")
     assert {rank for _, ranks in named(run) for rank in ranks} == slow
+    assert {cause for cause, _ in named(run)} == {"slow_device"}, "a worker alone is no slowdown of the whole job"
 
 
 @pytest.mark.alone
