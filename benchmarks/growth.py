@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from plotly.graph_objects import Figure as Chart
-
 from unskew.benchmarks.report import Figure
 
 _TIME = re.compile(r"a full plan for ([\d,]+) devices")
@@ -19,6 +17,8 @@ def draw_growth(figures: Sequence[Figure], json_path: Path) -> Path | None:
     timed = [(int(found[1].replace(",", "")), one) for one in figures if (found := _TIME.fullmatch(one.name))]
     if not timed:
         return None
+    from plotly.graph_objects import Figure as Chart  # noqa: PLC0415 - half a second that other benches save
+
     devices, spent_s, allowed_s = zip(*((n, one.value, one.bar) for n, one in timed), strict=True)
     axes = {"xaxis": {"type": "log", "title": "devices"}, "yaxis": {"type": "log", "title": "CPU seconds of one core"}}
     chart = Chart(layout={"title": "A full plan: time over the number of devices", **axes})

@@ -64,12 +64,14 @@ BENCHES: dict[str, tuple[str, ...]] = {
         "detector.methods.figures",
         "detector.series.figures",
         "detector.episodes.figures",
+        "detector.held_out.figures",
         "detector.culprits.figures",
         "detector.data.figures",
         "detector.pipelines.figures",
         "detector.stated.figures",
     ),
     "detector_series": ("detector.series.figures", "detector.episodes.figures"),
+    "detector_held_out": ("detector.held_out.figures",),
     "detector_data": ("detector.data.figures",),
     "detector_stated": ("detector.stated.figures",),
     "detector_pipelines": ("detector.pipelines.figures",),
@@ -89,6 +91,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "scheduler_studies": ("scheduler.studies.figures",),
     "scheduler_traces": ("scheduler.traces.figures",),
     "scheduler_policies": ("scheduler.policies.figures",),
+    "gpu": ("gpu.runtime.figures", "gpu.attach.figures"),
     "runtime_tensor": ("runtime.tensor.figures",),
     "store": (
         "store.ingest.figures",
@@ -106,7 +109,12 @@ BENCHES: dict[str, tuple[str, ...]] = {
 """Name -> its parts, each a function of a module in one of the rooms beside this one."""
 
 
-def parts_of(name: str) -> tuple[Part, ...]:
-    """The parts of a benchmark in `BENCHES`."""
-    places = [part.rpartition(".") for part in BENCHES[name]]
+def part_names(name: str) -> tuple[str, ...]:
+    """Which parts of a benchmark in `BENCHES` can be measured alone: its modules."""
+    return tuple(dict.fromkeys(part.split(".")[-2] for part in BENCHES[name]))
+
+
+def parts_of(name: str, only: str | None = None) -> tuple[Part, ...]:
+    """The parts of a benchmark in `BENCHES`, or those of one of its modules."""
+    places = [part.rpartition(".") for part in BENCHES[name] if only in (None, part.split(".")[-2])]
     return tuple(getattr(import_module(f"unskew.benchmarks.{module}"), function) for module, _, function in places)

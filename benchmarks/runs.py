@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TypeVar
@@ -144,17 +145,21 @@ def done(what: str, runs: Sequence[FinishedRun], note: str = "") -> Figure:
     return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))
 
 
+def tried(what: str, measure: Callable[[], Iterable[Figure]]) -> Iterator[Figure]:
+    """The figures of a part; where it breaks, those that it had, and one that says so."""
+    try:
+        yield from measure()
+    except Exception as error:
+        yield figure(what, None, "", better="lower", note=f"broke: {type(error).__name__}: {error}")
+
+
 def perform(name: str, parts: Sequence[Part], json_path: Path | None, store: Store, *, full: bool = False) -> None:
     """Run the parts in turn and publish all their figures; a part that breaks is reported and does not cost the others."""
     figures: list[Figure] = []
     with bars() as progress:
         bench = Bench(progress, store, full=full)
         for part in bench.steps(name, parts):
-            try:
-                figures += part(bench)
-            except Exception as error:
-                note = f"broke: {type(error).__name__}: {error}"
-                figures.append(figure(part.__module__.removeprefix("unskew.benchmarks."), None, "", better="lower", note=note))
+            figures += tried(part.__module__.removeprefix("unskew.benchmarks."), partial(part, bench))
     for pid in collectors(store):
         send_signal(pid, signal.SIGTERM)
     wait_for_collectors(store)

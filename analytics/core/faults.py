@@ -133,7 +133,7 @@ def _wrong_shape(fault: Fault, values: dict[str, str]) -> str:
     if (fault.every is None) != (fault.on is None) or not 0 < (fault.on or 1) < (fault.every or 2) or fault.on == 0:
         return "every= and on= go together, allowed: on= from 1 to one less than every="
     if fault.factor is not None and not 1.0 < fault.factor < float("inf"):
-        return f"factor={values['factor']} must be greater than 1 (1.8 = chunks take 1.8x as long)"
+        return f"factor={values['factor']} must be greater than 1 and finite (1.8 = chunks take 1.8x as long)"
     for name, value, most in (("delay_ms", fault.delay_ms, 1e3 * MOST_SECONDS), ("seconds", fault.seconds, MOST_SECONDS)):
         if value is not None and not 0.0 < value <= most:
             return f"{name}={values[name]} must be greater than 0 and at most {most:g}"

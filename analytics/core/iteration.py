@@ -74,8 +74,9 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     """A whole committed iteration, the times of its gradient collectives, steps of these and of tensor-parallel groups' sums,
     what was probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
-    much such times, in all that ranks did, made the iteration longer; `idle`: rank -> the part of its chunks' own time in which
-    it wanted none, where that was measured."""
+    much such times, in all that ranks did, made the iteration longer, `maybe_coreless_us`: by how much more at most, where they
+    passed while an emulated device went on; `idle`: rank -> the part of its chunks' own time in which it wanted none, where
+    that was measured."""
 
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
@@ -86,4 +87,5 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     beside: tuple[BesideChunks, ...] = ()
     without_core: dict[int, float] = {}
     coreless_us: float = 0.0
+    maybe_coreless_us: float = 0.0
     idle: dict[int, float] = {}

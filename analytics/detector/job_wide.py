@@ -1,6 +1,6 @@
 """A slowdown of the whole job, and nobody to name for it: live and of a finished log (docs/reference/verdicts/job_wide.md).
 
-Per iteration, on x = log(time), or log(time over what it should take):
+Per iteration, on x = log(time), or log(time over what it should take); of a range the nearest to what is expected (ranges.py):
 
 1. reference = median of the last `window` values outside of suspicions and episodes; noise = their robust spread, wider where
    neighbours are alike (series/noise.py);
@@ -30,19 +30,19 @@ from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.bursts import LongIterations
-from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, noise_of
+from unskew.analytics.detector.series.levels import fires_from
+from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, lone_spread, noise_of
+from unskew.analytics.detector.series.ranges import Sample, agreed, within
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
 DRIFT_SIGMAS = 3.0
 RISE_HALVINGS = 12
 BY_CHANCE = 3e-4
-"""What a past like the job's has so often by itself is its noise: in some jobs every fourth iteration takes longer, in others
-six in a row do now and then."""
-STEADY_ERRORS = 3.0
+"""What a past like the job's has so often by itself is its noise: every fourth iteration long, or six in a row now and then."""
+STEADY_ERRORS, OVER_ERRORS = 3.0, 2.0
 NEXT_STEP = "nobody stands out: look at what all ranks share (power, cooling, network, storage, other jobs)"
 Verdicts = tuple[Verdict | VerdictClosed, ...]
-Sample = tuple[int, float]  # iteration, log of its time
 
 
 class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +80,8 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     """`past`: the last healthy samples, oldest first; `recent`: those of a suspicion, or within an episode of a change of it.
     `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
     open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `start`: the first samples of all,
-    `first`: the first healthy ones, of `healthy`. `spent`: what these took, and of it `beyond` by `long` of them beyond the
-    usual iteration, in usual ones. `bursts`: how the healthy ones were long, further back than `past`."""
+    `first`: the first healthy ones, of `healthy`, so many of which were `compared` with these. `spent`: what these took, and of
+    it `beyond` by `long` of them beyond the usual iteration, in usual ones. `bursts`: the long ones from further back."""
 
     iteration: int = -1
     past: tuple[Sample, ...] = ()
@@ -94,6 +94,7 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     episodes: int = 0
     first: tuple[Sample, ...] = ()
     healthy: int = 0
+    compared: int = 0
     spent: float = 0.0
     beyond: float = 0.0
     long: int = 0
@@ -113,8 +114,9 @@ def follow(
     options, state = options or JobWideOptions(), JobWideState()
     found: list[Verdict | VerdictClosed] = []
     for iteration, us in times:
-        state, verdicts = step(state, iteration, us, options)
-        found += verdicts
+        if us > 0:
+            state, verdicts = step(state, (iteration, log(us), log(us)), options)
+            found += verdicts
     return state, found
 
 
@@ -127,13 +129,17 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
         least = options.least_past if known < options.least_past else options.least_past + options.least_iterations
         why = f"{known} iterations without a slowdown, at least {least} are needed to judge the whole job"
         return Sight(scope="job", smallest_slowdown=None, why=why)
-    noise = _noise(state, options)
+    noise = _noise(state.past, options)
+    if (risen := _risen(state, options)) is not None:
+        why = f"the last iterations take {exp(risen):.2f} times as long as the first ones, not for long enough yet to be named"
+        return Sight(scope="job", smallest_slowdown=None, why=why)
     limits = limits_of(state.past, noise, options)
     error, of_median = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known), 2 * MEDIAN_ERROR * noise.sigma
     decided = min(of_median**2 / float(limits.threshold), of_median / sqrt(options.least_iterations))
     level = float(limits.slack) + max(_rise(noise.sigma, limits, n) + error, decided)
     if len(state.past) < options.window // 2 and n < options.least_past:
         level = max(level, log(options.least_slowdown_young))
+    level += float(np.median(within(state.past, noise.middle) - [least for _, least, _ in state.past]))
     levels = (level, *state.bursts.lines(level))
     shown = next((one for one in levels if state.bursts.chance(n, n, one / 2) <= BY_CHANCE), None)
     if shown is None:
@@ -142,12 +148,12 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     return Sight(scope="job", smallest_slowdown=round(exp(shown), 3))
 
 
-def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple[int, float]] = ()) -> UnexplainedTime:
-    """What iterations took that were long, and are no episode's. Those of a suspicion that is still open count, and `held`
-    (iteration, us), which nobody has judged yet: a job may end with them."""
-    waiting = (*state.recent, *((iteration, log(us)) for iteration, us in held if us > 0))
+def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[Sample] = ()) -> UnexplainedTime:
+    """What iterations took that were long, and are no episode's. Those of a suspicion that is still open count, and those
+    `held`, which nobody has judged yet: a job may end with them."""
+    waiting = (*state.recent, *held)
     if state.since is None and waiting:
-        state = _learned(state, waiting, _noise(state, options), options)
+        state = _learned(state, waiting, _noise(state.past, options), options)
     where = f"; {state.long} of {state.healthy} iterations take longer than noise explains"
     beyond = state.beyond / state.spent if state.long else 0.0
     long = UnexplainedTime(of_lost=float(beyond > 0), of_measured=beyond, where=where if beyond else "")
@@ -156,10 +162,10 @@ def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[tuple
 
 def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTime:
     """What a job takes since beyond its very first iterations, where these are too few for its pace to be learned from them."""
-    logs, iterations = [x for _, x in state.start], [iteration for iteration, _ in state.start]
-    if len(logs) < options.least_past or not state.past:
+    if len(state.start) < options.least_past or not state.past:
         return UnexplainedTime()
-    pace = _noise(state, options).middle
+    pace = _noise(state.past, options).middle
+    logs, iterations = within(state.start, pace), [one[0] for one in state.start]
     for n in range(1, options.least_known + 1):
         faster = pace - float(np.median(logs[:n]))
         below = max(pace - min(logs[n:]), options.sigma_floor)  # lone values: how alike neighbours are says nothing of them
@@ -184,23 +190,21 @@ def _rise(sigma: float, limits: CusumLimits, n: int) -> float:
     return high
 
 
-def step(state: JobWideState, iteration: int, measured_us: float, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
+def step(state: JobWideState, sample: Sample, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
     """One iteration further. Raises `ValueError` when it is not later than the last."""
+    iteration, slow = sample[0], state.since is not None
     if iteration <= state.iteration:
         raise ValueError(f"iteration {iteration} after iteration {state.iteration}: iterations are judged once, in order")
     state = msgspec.structs.replace(state, iteration=iteration)
-    if measured_us <= 0:
-        return state, ()
-    sample, slow = (iteration, log(measured_us)), state.since is not None
     if len(state.start) < options.least_past:
         state = msgspec.structs.replace(state, start=(*state.start, sample))
     if not slow and len(state.past) < options.least_known:
         past, sums = (*state.past, sample), CusumSums.fresh((), iteration)
         bursts = msgspec.structs.replace(state.bursts, known=state.bursts.known + 1)
         return msgspec.structs.replace(state, past=past, sums=sums, bursts=bursts), ()
-    noise = _noise(state, options)
+    noise = _noise(state.past, options)
     limits = limits_of(state.past, noise, options, state.level)
-    over = np.asarray(sample[1] - noise.middle - state.level)
+    over = within([sample], noise.middle + state.level)[0] - (noise.middle + state.level)
     sums = state.sums.advance(iteration, over, over, limits)
     side = sums.down if slow and sums.down.total > sums.up.total else sums.up
     recent = (*state.recent, sample)[-options.window :]
@@ -238,17 +242,17 @@ def limits_of(past: Sequence[Sample], noise: SeriesNoise, options: JobWideOption
     limits = CusumLimits(np.asarray(slack), np.asarray(least), options.least_iterations)
     if level:
         return limits
-    over = np.asarray([x for _, x in past]) - noise.middle - slack
+    over = within(past, noise.middle) - noise.middle - slack
     return msgspec.structs.replace(limits, threshold=np.asarray(raised(least, over, float(limits.cap), iterations)))
 
 
-def _noise(state: JobWideState, options: JobWideOptions) -> SeriesNoise:
-    return noise_of([x for _, x in state.past], options.sigma_floor)
+def _noise(samples: Sequence[Sample], options: JobWideOptions, near: float | None = None) -> SeriesNoise:
+    return noise_of(agreed(samples, near).tolist(), options.sigma_floor)
 
 
 def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions) -> JobWideState:
     """These are the job as it is without an episode, a suspicion that came to nothing too; the test begins anew."""
-    over = [x - noise.middle for _, x in healthy]
+    over = (within(healthy, noise.middle) - noise.middle).tolist()
     long = [one for one in over if one > max(BOUND * noise.sigma, log(options.least_slowdown))]
     return msgspec.structs.replace(
         state,
@@ -263,7 +267,7 @@ def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNois
         spent=state.spent + sum(map(exp, over)),
         beyond=state.beyond + sum(exp(one) - 1 for one in long),
         long=state.long + len(long),
-        bursts=state.bursts.learned(((at, x - noise.middle) for at, x in healthy), log(options.least_slowdown)),
+        bursts=state.bursts.learned(zip((one[0] for one in healthy), over, strict=True), log(options.least_slowdown)),
     )
 
 
@@ -271,9 +275,11 @@ def _crept(state: JobWideState, options: JobWideOptions) -> tuple[JobWideState, 
     """An episode where the last third of the healthy samples, `window` at most, is slower than the first by more than
     `least_slowdown` and the errors of both medians."""
     n = min(state.healthy // 3, options.window)
-    if n < options.least_past or state.healthy % options.least_past:
+    if n < options.least_past or state.healthy < state.compared + options.least_past:
         return state, ()
-    first, last = (noise_of([x for _, x in third], options.sigma_floor) for third in (state.first[:n], state.past[-n:]))
+    state = msgspec.structs.replace(state, compared=state.healthy)
+    first = _noise(state.first[:n], options)
+    last = _noise(state.past[-n:], options, first.middle)
     level, sigma = last.middle - first.middle, hypot(first.sigma, last.sigma)
     if level - DRIFT_SIGMAS * MEDIAN_ERROR * sigma / sqrt(n) < log(options.least_slowdown):
         return state, ()
@@ -291,13 +297,29 @@ def _crept(state: JobWideState, options: JobWideOptions) -> tuple[JobWideState, 
     return state, (_verdict(state, since, n, noise, limits_of(past, noise, options)),)
 
 
+def _risen(state: JobWideState, options: JobWideOptions) -> float | None:
+    """By how much the last `least_past` iterations are above the first third of the healthy ones (log), where that is as much
+    as is named; else None. A ramp makes thirds look noisy, and the reference follows it: nothing may be named for long then."""
+    n, last = min(state.healthy // 3, options.window), (*state.past, *state.recent)[-options.least_past :]
+    if state.since is not None or n < options.least_past:
+        return None
+    after = agreed(last, float(np.median(before := agreed(state.first[:n]))))
+    error = DRIFT_SIGMAS * MEDIAN_ERROR * hypot(lone_spread(before) / sqrt(n), lone_spread(after) / sqrt(len(after)))
+    level = float(np.median(after) - np.median(before))
+    return level if level - error >= log(options.least_slowdown) else None
+
+
 def _changed(
     state: JobWideState, rows: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions
 ) -> tuple[JobWideState, Verdicts]:
     """The test has fired: an episode begins, changes or ends, or all was noise."""
-    level = float(np.median([x for _, x in rows])) - noise.middle
-    limits = limits_of(state.past, noise, options)
-    if level < limits.slack:
+    limits, over = limits_of(state.past, noise, options), within(rows, noise.middle + state.level) - noise.middle
+    at = 0 if state.since is not None else fires_from(over, limits)
+    if at is None:
+        return state, ()
+    rows, level = rows[at:], float(np.median(over[at:]))
+    unsure = 0.0 if state.since is None else OVER_ERRORS * MEDIAN_ERROR * noise.sigma / sqrt(len(rows))
+    if level < limits.slack + unsure:
         closed = () if state.since is None else (_closed(state, rows[0][0]),)
         return _learned(state, rows, noise, options), closed
     past, since, episodes = state.past, state.since, state.episodes
@@ -324,17 +346,16 @@ def _beyond_its_own(
 ) -> bool:
     """Whether it is more than the job does by itself: more of its iterations are as long as half of the level than the past has
     by chance; and of a job that is young, whose way to settle nobody knows, it is large, or a step and no wandering."""
-    slow = sum(x > noise.middle + level / 2 for _, x in rows)
+    logs = within(rows, noise.middle)
+    slow = int(np.sum(logs > noise.middle + level / 2))
     if state.bursts.chance(len(rows), slow, level / 2) > BY_CHANCE:
         return False
     if level >= log(options.least_slowdown_young) or len(state.past) >= options.window // 2:
         return True
     if len(rows) < options.least_past:
         return False
-    logs = np.array([x for _, x in rows])
     parts = np.array_split(logs, min(len(logs) // 4, 6))
-    lone = 1.4826 * (1 + 3 / len(logs)) * float(np.median(np.abs(np.diff(logs)))) / sqrt(2)
-    error = MEDIAN_ERROR * lone * sqrt(2 / len(parts[-1]))
+    error = MEDIAN_ERROR * lone_spread(logs) * sqrt(2 / len(parts[-1]))
     return float(np.ptp([np.median(part) for part in parts])) < STEADY_ERRORS * error
 
 
@@ -375,5 +396,5 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
 
 
 def _closed(state: JobWideState, until: int) -> VerdictClosed:
-    reason = f"iterations are as short as before since iteration {until}"
-    return VerdictClosed(verdict=state.episodes, until_iteration=until, at_iteration=state.iteration, reason=reason)
+    why = f"iterations are as short as before since iteration {until}"
+    return VerdictClosed(verdict=state.episodes, until_iteration=until, at_iteration=state.iteration, reason=why)

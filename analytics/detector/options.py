@@ -108,10 +108,12 @@ SHARED_MACHINE = DetectorOptions(
 )  # fmt: skip
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
 Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
-product took 0.6 to 1.7 times as long as when the run began."""
+product took 0.6 to 1.7 times as long as when the run began. Also for ranks that share a GPU, where what the others compute
+meanwhile is part of a chunk's time."""
 
 
 def options_for(kind: DeviceKind | None, *, links: bool = False) -> DetectorOptions:
     """The thresholds for a kind of device; `links`: its messages say when they arrive."""
-    options = {"sleep": SLEEPING, "virtual": EMULATED, "cores": SHARED_MACHINE}.get(str(kind), DetectorOptions())
+    of_kinds = {"sleep": SLEEPING, "virtual": EMULATED, "cores": SHARED_MACHINE, "shared_gpus": SHARED_MACHINE}
+    options = of_kinds.get(str(kind), DetectorOptions())
     return msgspec.structs.replace(options, links=links or options.links)

@@ -6,12 +6,12 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 import msgspec
 import numpy as np
-from support.traces.noisy_series import SOURCES, Episode, Floats, megatron, mlperf, residuals, spread, unseen
+from support.traces.noisy_series import SOURCES, Episode, Floats, Recorded, megatron, mlperf, residuals, spread, unseen
 
 from unskew.analytics.detector.job_wide import judge
 from unskew.analytics.diagnosis.failslow import settled
@@ -105,10 +105,12 @@ def figures(_bench: Bench, repeats: int = 4) -> list[Figure]:
     ]
 
 
-def series(seed: int, repeats: int) -> Iterator[tuple[Floats, tuple[Episode, ...], bool]]:
-    """Times, the episodes in them, and whether their noise is small: the same for each rule."""
-    for number, source in enumerate(SOURCES):
-        pool, random = residuals(source), np.random.default_rng([seed, number])
+def series(
+    seed: int, repeats: int, sources: Sequence[Callable[[], Iterable[Recorded]]] = tuple(SOURCES.values())
+) -> Iterator[tuple[Floats, tuple[Episode, ...], bool]]:
+    """Times, the episodes in them, and whether their noise is small: the same for each rule. `sources`: of the noise."""
+    for number, source in enumerate(sources):
+        pool, random = residuals(source()), np.random.default_rng([seed, number])
         for _ in range(repeats if pool else 0):
             for episodes in kinds(random):
                 residual = pool[int(random.integers(len(pool)))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.residuals import Floats
 
 
@@ -11,17 +12,39 @@ def begins_later(excess: Floats, least: float) -> int:
     """The position from which on `excess` (n,), none nan, lies at another level: at least `least`, and more than twice that of
     what came before, which is less than `least`; 0 where there is none such.
 
-    Of all positions the one that explains most of the squares (one change of the mean); the levels are medians.
+    The levels are medians.
 
     >>> begins_later(np.array([0.3, 0.2, 0.3, 0.3, 1.8, 1.9, 1.8]), 0.34), begins_later(np.full(7, 0.3), 0.34)
     (4, 0)
     """
-    n = len(excess)
-    if n < 2:
+    if len(excess) < 2:
         return 0
-    before = np.arange(1, n)
-    sums = np.cumsum(excess)
-    apart = sums[:-1] / before - (sums[-1] - sums[:-1]) / (n - before)
-    at = 1 + int(np.argmax(before * (n - before) * apart**2))
+    at = one_change(excess)
     low, high = float(np.median(excess[:at])), float(np.median(excess[at:]))
     return at if high >= least > low and high > 2 * low else 0
+
+
+def fires_from(over: Floats, limits: CusumLimits) -> int | None:
+    """The position from which on what a test of one series fired on, `over` (n,), lies at more than twice the level of what
+    came before, which would not have fired by itself: a little that came first neither dates a slowdown nor hides it. 0 where
+    it does not change so; None where what came after does not fire by itself yet."""
+    at = one_change(over) if len(over) > 1 else 0
+    gain, threshold = np.minimum(over - limits.slack, limits.cap), float(limits.threshold)
+    low, high = (float(np.median(part)) if len(part) else 0.0 for part in (over[:at], over[at:]))
+    if high < limits.slack or high <= 2 * low or gain[:at].sum() > threshold:
+        return 0
+    return at if gain[at:].sum() > threshold else None
+
+
+def one_change(values: Floats) -> int:
+    """Where `values` (n,), two or more, none nan, change their mean, if they do once: the position that explains most of the
+    squares.
+
+    >>> one_change(np.array([1.0, 1.1, 0.9, 2.0, 2.1]))
+    3
+    """
+    n = len(values)
+    before = np.arange(1, n)
+    sums = np.cumsum(values)
+    apart = sums[:-1] / before - (sums[-1] - sums[:-1]) / (n - before)
+    return 1 + int(np.argmax(before * (n - before) * apart**2))

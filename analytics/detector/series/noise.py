@@ -8,6 +8,8 @@ from math import sqrt
 import msgspec
 import numpy as np
 
+from unskew.analytics.detector.residuals import Floats
+
 BOUND = 3.0  # spreads; what is farther off counts as that far, so that no spike decides how alike neighbours are
 MOST_ALIKE = 0.9
 
@@ -37,3 +39,8 @@ def noise_of(values: Sequence[float], floor: float) -> SeriesNoise:
     r = float(bounded[1:] @ bounded[:-1]) / square if square > 0 else 0.0
     r = min(max(r + 2 * (1 + 4 * r) / n, 0.0), MOST_ALIKE)
     return SeriesNoise(middle, spread * sqrt((1 + r) / (1 - r)))
+
+
+def lone_spread(values: Floats) -> float:
+    """What a value differs from its neighbours by, as a standard deviation: noise without what rises and falls slowly."""
+    return 1.4826 * (1 + 3 / len(values)) * float(np.median(np.abs(np.diff(values)))) / sqrt(2)

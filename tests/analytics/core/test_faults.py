@@ -68,6 +68,7 @@ def test_random_faults_are_those_of_their_seed_and_leave_each_layer_a_holder():
         ("slow", "'' is not a setting of slow, allowed: rank=, factor=, at=, until=, phase=, ramp=, every=, on=, of="),
         ("kill:rank=1,at=2,factor=2", "'factor=2' is not a setting of kill, allowed: rank=, at=, point="),
         ("kill:rank=1,at=2,point=in_sync,phase=F", "point=in_sync has no chunks, phase= goes with point=compute"),
+        ("slow:rank=1,factor=1e309,at=2", "factor=1e309 must be greater than 1 and finite"),
         ("slow:rank=1,factor=2,at=2,every=5", "every= and on= go together, allowed: on= from 1 to one less than every="),
         ("slow:rank=1,factor=2,at=2,every=5,on=5", "every= and on= go together"),
         ("slow:rank=1,factor=2,at=2,ramp=0", "ramp=0 must be 1 or more"),

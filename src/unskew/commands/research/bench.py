@@ -13,6 +13,9 @@ from unskew.commands.common import JsonOption, checking_input, locate, refuse
 def bench(
     name: Annotated[str, typer.Argument(help="Which benchmark; an unknown name lists them all.", show_default=False)],
     full: Annotated[bool, typer.Option("--full", help="All seeds and the whole soak, however long it takes.")] = False,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="NAME", help="Measure this part of it alone.", show_default="all of them")
+    ] = None,
     json: JsonOption = None,
     store: Annotated[
         str | None,
@@ -28,10 +31,12 @@ def bench(
         refuse("benches are not installed: run them from a checkout of the repository, with make bench")
     if name not in registry.BENCHES:
         refuse(f"there is no benchmark {name!r}, allowed: {', '.join(sorted(registry.BENCHES))}")
+    if part is not None and part not in registry.part_names(name):
+        refuse(f"--part {part!r} is no part of {name}, allowed: {', '.join(sorted(registry.part_names(name)))}")
     from unskew.benchmarks import runs
 
     with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
         place = locate(store or folder)
         with checking_input():
             place.enter()
-        runs.perform(name, registry.parts_of(name), json, place, full=full)
+        runs.perform(name, registry.parts_of(name, part), json, place, full=full)
