@@ -56,6 +56,7 @@ def show(run: str) -> None:
     """The page of `run`; it ticks while it is live and the run goes on."""
     ticking = _live() and data.snapshot(run).state.finished is None
     st.fragment(_body, run_every=TICK_S if ticking else None)(run)
+    dialogs.show_asked()
 
 
 def _live() -> bool:
@@ -148,7 +149,7 @@ def _status(snapshot: Snapshot) -> None:
             return
         why_not = dialogs.why_disabled(snapshot)
         if st.button(f"Mode: {snapshot.state.mode}", key="mode", disabled=why_not is not None, help=why_not):
-            dialogs.change_mode(snapshot.run, snapshot.state.mode)
+            dialogs.ask(partial(dialogs.change_mode, snapshot.run, snapshot.state.mode))
 
 
 def _window(snapshot: Snapshot) -> Window:

@@ -96,5 +96,6 @@ CHUNK_CLOCKS: dict[DeviceKind | None, str] = {
     "sleep": "by the emulated device's clock",
     "cores": "without the time spent waiting for a core",
     "gpus": "by the GPU's clock",
+    "shared_gpus": "by the GPU's clock, with what other ranks computed on it meanwhile",
 }
 """How chunk times are taken, where it is not by the clock of the iterations."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import streamlit as st
@@ -29,6 +30,22 @@ def why_disabled(snapshot: Snapshot) -> str | None:
     if not snapshot.controlled:
         return "The run has no living controller to carry out a decision."
     return None
+
+
+def ask(dialog: Callable[[], None]) -> None:
+    """Open `dialog` over the whole page, with the next full run.
+
+    Not where its button stands: that is a part of the page that redraws itself, and Streamlit leaves out a press in a dialog
+    that was opened within such a part whenever a redrawing of the part is due too, which it always is on a busy machine.
+    """
+    st.session_state["dialog"] = dialog
+    st.rerun()
+
+
+def show_asked() -> None:
+    """The dialog that was asked for, once."""
+    if (dialog := st.session_state.pop("dialog", None)) is not None:
+        dialog()
 
 
 @st.dialog("Approve this plan?")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import streamlit as st
 
 from unskew.analytics.core.run_state import ProposalState
@@ -143,8 +145,8 @@ def _buttons(snapshot: Snapshot, proposal: ProposalState) -> None:
     with st.container(horizontal=True, gap="small"):
         off = why_not is not None or sent is not None
         if st.button("Approve", key=f"approve-{name}", type="primary", disabled=off, help=why_not):
-            dialogs.approve(snapshot.run, proposal)
+            dialogs.ask(partial(dialogs.approve, snapshot.run, proposal))
         if st.button("Reject", key=f"reject-{name}", disabled=off, help=why_not):
-            dialogs.reject(snapshot.run, proposal)
+            dialogs.ask(partial(dialogs.reject, snapshot.run, proposal))
     if why_not is not None:
         st.html(f'<p class="u-empty">{escape(why_not)}</p>')

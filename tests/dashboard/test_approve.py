@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.by import By
-from support.dashboard.browser import approve_first_proposal, open_browser, proposal_state, serve_dashboard, wait_for
+from support.dashboard.browser import (
+    BUSY_DASHBOARD,
+    approve_first_proposal,
+    open_browser,
+    proposal_state,
+    serve_dashboard,
+    wait_for,
+)
 
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -28,7 +35,7 @@ def test_a_proposal_approved_in_the_browser_changes_the_plan_of_the_running_job(
         subprocess.Popen([*command, "--no-dashboard", "--store", str(store.root)], stdout=subprocess.DEVNULL) as job,
     ):
         try:
-            with serve_dashboard(store) as address:
+            with serve_dashboard(store, BUSY_DASHBOARD) as address:
                 run = wait_for(lambda: started(store), 60, "the job does not start")
                 driver.get(f"{address}/?run={run}")
                 wait_for(lambda: proposal_state(driver) == "open" or None, 90, "no proposal comes up")
