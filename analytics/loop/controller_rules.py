@@ -62,13 +62,13 @@ def taken_over(state: ControllerState) -> Outcome:
     state, noted = _log(state, Note(text=f"{why}: {len(state.alive)} ranks go on", by="controller"))
     base, pending = state.plans.base, state.plans.pending
     if unanswered := sorted(state.rejoining.gone.intersection(base.ranks)):
-        reason = f"{why}: rank {unanswered[0]} was lost"
+        reason = f"{why}: {_named(unanswered)} lost meanwhile"
         if state.queue.mode == "observe":
             return state, [*noted, StopRun(f"{reason} and mode observe changes nothing: the run stops")]
         try:
             state, plan, _ = _without(state, base, {*unanswered})
         except PlanError as error:
-            return state, [*noted, StopRun(str(error), no_plan=not isinstance(error, PolicyStopError))]
+            return state, [*noted, _no_plan(state, error, {*unanswered})]
         state, issued = _issue(state, plan, reason, abort=True, after=state.plans.give_up(reason))
         return state, [*noted, *issued, *coming]
     if pending is None:
@@ -118,7 +118,7 @@ def lost(state: ControllerState, event: DeviceLost) -> Outcome:
     try:
         state, plan, how = _without(state, base, {rank})
     except PlanError as error:
-        return state, [*decisions, StopRun(str(error), no_plan=not isinstance(error, PolicyStopError))]
+        return state, [*decisions, _no_plan(state, error, {rank})]
     verdict = next((one.verdict for one in found if isinstance(one, Verdict)), None)
     expected_us = adaptation.expected_us(plan)
     proposed = state.queue.recovery(plan, base, f"{why}: {how}", verdict=verdict, iteration=iteration, expected_us=expected_us)
@@ -264,6 +264,17 @@ def _without(state: ControllerState, base: Plan, dead: set[int]) -> tuple[Contro
     number, spares = state.plans.next_plan_version, state.alive - state.plans.involved
     adaptation, plan, how = state.adaptation.without(dead, base, state.alive, state.committed, number=number, spares=spares)
     return msgspec.structs.replace(state, adaptation=adaptation), plan, how
+
+
+def _no_plan(state: ControllerState, error: PlanError, dead: set[int]) -> StopRun:
+    """The end of a run that has no plan after the loss of these ranks; who was lost before has its part in that."""
+    before = sorted(state.rejoining.gone - dead)
+    also = f" (lost before: {_named(before)})" if before else ""
+    return StopRun(f"{error}{also}", no_plan=not isinstance(error, PolicyStopError))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 def _add_rank(state: ControllerState, command: Command) -> Outcome:

@@ -71,7 +71,7 @@ def figures(bench: Bench, turns: int = TURNS) -> list[Figure]:
     of_cpu = {each: [1e6 * (on[0] - off[0]) / each for on, off in pairs] for each, pairs in light.items()}
     of_step_us = median(of_cpu[1])
     wall = [100 * (on[1] - off[1]) / off[1] for on, off in heavy]
-    low, high = _interval(wall)
+    low, high = interval(wall)
     step_ms = 1e3 * median(off[1] for _, off in heavy)
     beside = f"{turns} turns with and without, of {LIGHT.steps} steps; two ranks, real CPU cores, Gloo"
     return [
@@ -104,11 +104,11 @@ def _pairs(folder: Path, job: LoopSize, turns: int) -> list[tuple[Turn, Turn]]:
 
 
 def _between(values: Sequence[float]) -> str:
-    low, high = _interval(values)
+    low, high = interval(values)
     return f"95 % interval {low:.1f} to {high:.1f}"
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def interval(values: Sequence[float]) -> tuple[float, float]:
     """95 % interval of the median, by bootstrap."""
     chosen = np.random.default_rng(0).choice(np.array(values), size=(_RESAMPLES, len(values)))
     low, high = np.quantile(np.median(chosen, axis=1), (0.025, 0.975))

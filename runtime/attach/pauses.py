@@ -12,14 +12,16 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from time import monotonic_ns
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 from torch.compiler import is_compiling
 
+from unskew.collector.files.loop_parts import Moment
 from unskew.runtime.attach.session import LoopSession
+from unskew.runtime.attach.timeline import LoopTimeline
 
 TORCHTITAN = "torchtitan.observability.structured_logger.structured_logging"
 FETCHING, SCALAR, TOKENS = "fetching_batch", "metric_value", "local_valid_tokens"
@@ -29,14 +31,20 @@ LEAST_NS = 100_000
 
 def collections(session: LoopSession) -> None:
     """Of Python's garbage, on the loop's thread."""
-    begun_ns = 0
+    begun: Moment | None = None
 
-    def collected(phase: str, _: object) -> None:
-        nonlocal begun_ns
-        if phase == "start":
-            begun_ns = monotonic_ns()
-        elif monotonic_ns() - begun_ns >= LEAST_NS and (loop := session.loop()) is not None:
-            loop.collected(begun_ns)
+    def collected(phase: str, of: dict[str, int]) -> None:
+        nonlocal begun
+        since, begun = begun, None
+        if of["generation"] == 0 or (loop := session.loop()) is None:  # the young ones are many and take next to no time
+            return
+        try:
+            if phase == "start":
+                begun = loop.moment()
+            elif since is not None and (until := loop.moment())[0] - since[0] >= LEAST_NS:
+                loop.paused("gc", since, until)
+        except Exception as error:
+            session.failed(error)
 
     gc.callbacks.append(collected)
 
@@ -50,16 +58,24 @@ def saving(session: LoopSession) -> Callable[[Callable[..., Any]], Callable[...,
             nonlocal nested
             if nested or is_compiling() or (loop := session.loop()) is None:
                 return original(*arguments, **named)
-            since, nested = loop.moment(), True
-            before, loop.activity = loop.activity, "idle"
+            since: Moment | None = None
+            try:
+                since = loop.moment()
+            except Exception as error:
+                session.failed(error)
+            before, loop.activity, nested = loop.activity, "idle", True
             try:
                 return original(*arguments, **named)
             finally:
                 nested, loop.activity = False, before
-                if (until := loop.moment())[0] - since[0] >= LEAST_NS:
-                    loop.paused("checkpoint", since, until)
+                if since is not None:
+                    session.guarded(partial(saved, loop, since))
 
         return save
+
+    def saved(loop: LoopTimeline, since: Moment) -> None:
+        if (until := loop.moment())[0] - since[0] >= LEAST_NS:
+            loop.paused("checkpoint", since, until)
 
     return wrap
 
@@ -78,7 +94,7 @@ def evaluating(session: LoopSession) -> Callable[[Callable[..., Any]], Callable[
                 return original(module, mode)  # type: ignore[no-any-return]
             finally:
                 nested = False
-                loop.trains(id(module)) if mode else loop.evaluates(id(module))
+                session.guarded(partial(loop.trains if mode else loop.evaluates, id(module)))
 
         return train
 

@@ -18,7 +18,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from importlib.machinery import ModuleSpec, PathFinder
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -33,7 +32,11 @@ from torch.utils.data import dataloader
 
 from unskew.collector.events import ChunkKind, PipelinePlace
 from unskew.runtime.attach import pauses
+from unskew.runtime.attach.after_import import after_import
+from unskew.runtime.attach.clocks.gpu import StreamClock, gpu_name
+from unskew.runtime.attach.clocks.gpu_sums import wrap_sums
 from unskew.runtime.attach.session import JobFacts, LoopSession
+from unskew.runtime.attach.timeline import LoopTimeline
 
 _Function = Callable[..., Any]
 _Wrap = Callable[[_Function], _Function]
@@ -51,8 +54,11 @@ _wrapped: set[str] = set()
 
 def flight_recorder() -> tuple[bytes, dict[str, tuple[int, ...]]]:
     """The dump of this process as JSON, empty where torch has none, and the members of its groups, which Gloo's leaves out.
-    Some 20 us an entry, with the interpreter's lock held."""
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None) if dist.is_available() else None
+    Some 20 us an entry, with the interpreter's lock held. NCCL keeps one of its own."""
+    if not dist.is_available():
+        return b"", {}
+    by_nccl = dist.is_initialized() and "nccl" in str(dist.get_backend())
+    dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json" if by_nccl else "_dump_fr_trace_json", None)
     if dump is None:
         return b"", {}
     names, members = _world().pg_names, _world().pg_group_ranks
@@ -70,7 +76,7 @@ def install(session: LoopSession) -> tuple[str, ...]:
         (titan, f"{titan}._structured_logger", "waiting for data", lambda log: pauses.listen_to_torchtitan(session, log)),
     )
     for module, name, what, wrap in later:
-        _after_import(module, partial(_hold_later, session, name, what, wrap))
+        after_import(module, partial(_hold_later, session, name, what, wrap))
     seams: tuple[_Seam, ...] = (
         ("torch.autograd.backward", "forward and backward passes", lambda: _backward(session)),
         ("torch._C._distributed_c10d.Work.wait", "waits for other ranks", lambda: _waits(waiting)),
@@ -115,10 +121,15 @@ def _hold(seams: tuple[_Seam, ...]) -> tuple[str, ...]:
 def facts(session: LoopSession) -> JobFacts:
     """The process's place in its job, as torch.distributed has it, else as its launcher says; asked when the loop has begun, so
     what it uses is imported and can be wrapped."""
-    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if on_gpu:
-        session.peak = torch.cuda.max_memory_allocated
+    place = session.device
+    on_gpu = torch.cuda.is_initialized() if place is None else place.type == "cuda"  # type: ignore[no-untyped-call]
     unknown: tuple[str, ...] = ()
+    if on_gpu and place is not None:
+        session.peak, session.gpu = partial(torch.cuda.max_memory_allocated, place), gpu_name(place.index)
+        session.gpu_clock = partial(StreamClock, place.index)
+        unknown += _hold((("torch.distributed.ProcessGroup", "waits for others", lambda: wrap_sums(_waiting(session))),))
+    if on_gpu and FSDP2 in sys.modules:
+        unknown += ("waits of FSDP2: on a GPU its stream waits in the midst of its passes, which is not measured apart",)
     if FSDP2 in sys.modules:  # importing it takes a second
         wrap = partial(_fsdp2, session)
         unknown += _hold(((f"{FSDP2}.FSDPState._root_pre_forward", "the lengths of what an FSDP2 model is given", wrap),))
@@ -130,35 +141,6 @@ def facts(session: LoopSession) -> JobFacts:
     groups = sorted(of for of in members if 1 < len(of) < ranks)
     dimensions = tuple(members[of].removeprefix(MESH) if members[of].startswith(MESH) else "" for of in groups)
     return JobFacts(dist.get_rank(), ranks, tuple(groups), on_gpu, unknown, dimensions)
-
-
-def _after_import(name: str, do: Callable[[ModuleType], None]) -> None:
-    """Do something with a module: now where it is there, else as soon as it is; who imports it may never do so."""
-    if name in sys.modules:
-        do(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _After(name, do))
-
-
-class _After:
-    def __init__(self, name: str, do: Callable[[ModuleType], None]) -> None:
-        self._name, self._do = name, do
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._do(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this one loader
-        return spec
 
 
 def _replace(owner: Any, name: str, wrap: _Wrap) -> None:
@@ -176,6 +158,8 @@ def _backward(session: LoopSession) -> None:
         nonlocal awaited
         if awaited is not _nothing:
             computed, awaited = awaited, _nothing
+            if (loop := session.timeline) is not None:
+                loop.engine = get_ident()
             queue(computed)
 
     carrier = torch.empty(0, device="cpu")
@@ -187,11 +171,13 @@ def _backward(session: LoopSession) -> None:
             if (
                 is_compiling()
                 or nested
-                or (loop := session.timeline or session.loop_or_begin()) is None
+                or (loop := session.timeline or _begun(session, tensors)) is None
                 or loop.thread != get_ident()
             ):
                 return original(tensors, *arguments, **named)
             try:
+                if session.clock is not None:
+                    session.clock.adopt()
                 root = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
                 # By register_prehook(), which makes a dictionary and a handle each time, it costs the loop twice as much.
                 if loop.backward(_loss(root) if loop.asks else None) and (node := getattr(root, "grad_fn", None)) is not None:
@@ -203,7 +189,7 @@ def _backward(session: LoopSession) -> None:
             try:
                 return original(tensors, *arguments, **named)
             finally:
-                nested, awaited = False, _nothing
+                nested, awaited, loop.engine = False, _nothing, loop.thread
                 try:
                     loop.returned()
                 except Exception as error:
@@ -212,6 +198,14 @@ def _backward(session: LoopSession) -> None:
         return backward
 
     _replace(torch.autograd, "backward", wrap)
+
+
+def _begun(session: LoopSession, tensors: Any) -> LoopTimeline | None:
+    """With the first `backward()`, which shows where the loop computes; what is no tensor is torch's to refuse."""
+    if isinstance(tensors, Sequence):
+        tensors = next(iter(tensors), None)
+    session.device = getattr(tensors, "device", None)
+    return session.loop_or_begin()
 
 
 def _nothing() -> None:
@@ -244,12 +238,20 @@ def _waiting(session: LoopSession) -> _Wrap:
             nonlocal nested
             if is_compiling() or nested or (loop := session.loop()) is None:
                 return original(*arguments, **named)
-            before, nested = loop.wait(), True
+            try:
+                before = loop.wait()
+            except Exception as error:
+                session.failed(error)
+                return original(*arguments, **named)
+            nested = True
             try:
                 return original(*arguments, **named)
             finally:
                 nested = False
-                loop.waited(*before)
+                try:
+                    loop.waited(*before)
+                except Exception as error:
+                    session.failed(error)
 
         return wait
 
@@ -308,7 +310,7 @@ def _chunk(session: LoopSession, kind: ChunkKind) -> _Wrap:
         if (place := places.get(stage.stage_index)) is None:
             members = tuple(sorted(dist.get_process_group_ranks(stage.group)))
             place = places[stage.stage_index] = PipelinePlace(stage.stage_index, stage.num_stages, members)
-            session.pipeline = session.pipeline or place
+            session.pipeline, session.device = session.pipeline or place, stage.device
         if (loop := session.loop_or_begin()) is not None:
             loop.chunk_begins(place)
 

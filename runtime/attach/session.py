@@ -16,13 +16,14 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from unskew.collector.events import Heartbeat, PipelinePlace, RankAttached, RankDetached, Telemetry
+from unskew.collector.files.loop_parts import LoopPart
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.asked.probe_file import read_probe
-from unskew.runtime.attach.clock import CorelessClock
+from unskew.runtime.attach.clocks.coreless import CorelessClock
 from unskew.runtime.attach.flights import last_flights
 from unskew.runtime.attach.timeline import LoopTimeline
 
@@ -38,6 +39,8 @@ FLUSH_S = 0.25
 MOST_WAITING = 2_000
 """Iterations, or parts of long ones, in memory while the disk stalls; some 10 MB."""
 
+LONGEST_FINISH_S = 5.0
+"""At its end a loop waits so long for what its GPU has still to do."""
 LEAST_STILL_S, STILL_FACTOR = 8.0, 10.0
 """Without progress for so long, and for so many of the longest pauses before, a rank writes down what its flight recorder has:
 who hangs is then seen from who did not join."""
@@ -57,6 +60,16 @@ class JobFacts(NamedTuple):
     dimensions: tuple[str, ...] = ()
 
 
+class DeferredClock(Protocol):
+    """A clock whose moments are known later (clocks/gpu.py)."""
+
+    def now(self) -> int: ...
+    def adopt(self) -> None: ...
+    def waited(self, since_ns: int, until_ns: int) -> None: ...
+    def take(self, part: LoopPart) -> None: ...
+    def finish(self, timeout_s: float) -> None: ...
+
+
 class _Step:
     """Of a loop that says it itself."""
 
@@ -67,11 +80,11 @@ class _Step:
 
     def __enter__(self) -> None:
         if (loop := self._session.loop_or_begin()) is not None:
-            loop.entered()
+            self._session.guarded(loop.entered)
 
     def __exit__(self, error: object, *_: object) -> None:
         if error is None and (loop := self._session.loop()) is not None:
-            loop.left()
+            self._session.guarded(loop.left)
 
 
 def _peak_of_process() -> int:
@@ -92,6 +105,13 @@ class LoopSession:
         """What a probe measures."""
         self.peak: Callable[[], int] = _peak_of_process
         """The most memory so far (bytes)."""
+        self.gpu_clock: Callable[[Callable[[LoopPart], None]], DeferredClock] | None = None
+        """Makes the clock of a loop on a GPU, of what takes its parts; None = the loop is not on one."""
+        self.gpu = ""
+        """Which one, by a name that no other has."""
+        self.device: Any = None
+        """Where the first `backward()` began, or the first stage of a pipeline is; None = nobody said."""
+        self.clock: DeferredClock | None = None
         self.pipeline: PipelinePlace | None = None
         """Where the rank is in one."""
         self.timeline: LoopTimeline | None = None
@@ -150,6 +170,8 @@ class LoopSession:
         if (loop := self.loop()) is not None:
             try:
                 loop.finish()
+                if self.clock is not None:
+                    self.clock.finish(LONGEST_FINISH_S)
             except Exception as problem:
                 self.failed(problem)
         self._measured, self.timeline = False, None
@@ -165,8 +187,11 @@ class LoopSession:
     # --- for the seams -----------------------------------------------------------------------------------------------
 
     def loop(self) -> LoopTimeline | None:
-        """`timeline` on its thread, None on others. The seams that each micro-batch passes ask for both themselves."""
-        return loop if (loop := self.timeline) is not None and loop.thread == get_ident() else None
+        """`timeline` on its threads (the loop's, and that on which autograd goes through a GPU's graph meanwhile), None on
+        others. The seams that each micro-batch passes ask for the loop's themselves."""
+        return (
+            loop if (loop := self.timeline) is not None and ((me := get_ident()) == loop.thread or me == loop.engine) else None
+        )
 
     def loop_or_begin(self) -> LoopTimeline | None:
         """The same, and now is the first `backward()`; before it nobody knows which thread is measured."""
@@ -177,13 +202,22 @@ class LoopSession:
                 self.failed(error)
         return self.loop()
 
+    def guarded(self, report: Callable[[], object]) -> None:
+        """Report a moment; an error of ours, or one of the GPU's that an event comes upon, is none of the loop's."""
+        try:
+            report()
+        except Exception as error:
+            self.failed(error)
+
     def emit(self, event: Telemetry) -> None:
         """Into the rank's log; nothing where nothing is measured."""
         if self._spool is not None and self._measured:
             self._spool.append(event)
 
     def flush(self, timeout_s: float) -> bool:
-        """Whether all that was measured so far is with the kernel; waits for it, at most so long."""
+        """Whether all that was measured so far is with the kernel; waits for it, and before for a GPU, at most so long each."""
+        if self.clock is not None:
+            self.clock.finish(timeout_s)
         return self._spool is None or self._spool.hand_over(timeout_s)
 
     def lacks(self, missing: tuple[str, ...]) -> None:
@@ -210,6 +244,7 @@ class LoopSession:
                 node=node,
                 pid=pid,
                 on_gpu=facts.on_gpu,
+                gpu=self.gpu,
                 groups=facts.groups,
                 dimensions=facts.dimensions,
                 pipeline=self.pipeline,
@@ -217,8 +252,15 @@ class LoopSession:
             )
         )
         self._spool, self._rank = spool, facts.rank
-        device, ready = f"{node}:{facts.rank}", CorelessClock().read
-        timeline = LoopTimeline(facts.rank, facts.ranks, device, spool.append, ready=ready, product=self.product)
+        device, product = f"{node}:{facts.rank}", self.product
+        if self.gpu_clock is None:
+            ready = CorelessClock().read
+            timeline = LoopTimeline(facts.rank, facts.ranks, device, spool.append, ready=ready, product=product)
+        else:
+            clock = self.clock = self.gpu_clock(spool.append)
+            timeline = LoopTimeline(
+                facts.rank, facts.ranks, device, clock.take, ready=lambda: 0, product=product, now=clock.now, waits=clock.waited
+            )
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
         beat.start()
         atexit.register(self.close)
@@ -268,4 +310,4 @@ class LoopSession:
     def _forked(self) -> None:
         """The child of a rank that is measured is none; that of a process that may become one may become one as well."""
         self._measured = self._measured and self._spool is None
-        self.timeline = self._spool = None
+        self.timeline = self._spool = self.clock = None

@@ -21,7 +21,7 @@ from unskew.runtime.attach.asked.probe_file import PRODUCTS
 from unskew.runtime.attach.lengths import lengths_of
 
 LEAST_WAIT_NS = 20_000
-"""A shorter tail of `backward()` is no collective."""
+"""A shorter tail of `backward()` is no collective; where the clock is a GPU's, only that knows how long it is."""
 MOST_NAMED = 64
 """Members of larger groups are not spelled out in the group's name."""
 PART_NS, MOST_PIECES = 250_000_000, 64
@@ -36,14 +36,15 @@ LITTLE = 50
 
 
 class LoopTimeline:
-    """Of one rank. `emit` takes what was done, `now` is the run's clock, `ready` says for how long the thread had no core."""
+    """Of one rank. `emit` takes what was done, `now` is the run's clock, `ready` says for how long the thread had no core;
+    `waits` is told the begin and end of each wait for others, where `now` is not when the device comes to a moment."""
 
     __slots__ = (
         "_asked_ns", "_begun", "_called", "_chunk", "_clock", "_coming", "_computed", "_device", "_done", "_emit", "_ended",
-        "_evaluation", "_first", "_frozen", "_group", "_lengths", "_loading", "_losses", "_mark", "_noted_loss",
-        "_noted_tokens", "_number", "_packed", "_part", "_pause_ns", "_pieces", "_place", "_product", "_read_at_ns",
-        "_readings", "_ready", "_shown", "_stages", "_stepped", "_stepping", "_tokens", "_waited_ns", "activity", "asks",
-        "gathers", "iteration", "plan_version", "probe_due", "rank", "ranks", "thread",
+        "_evaluation", "_first", "_frozen", "_group", "_least_wait_ns", "_lengths", "_loading", "_losses", "_mark",
+        "_noted_loss", "_noted_tokens", "_number", "_packed", "_part", "_pause_ns", "_pieces", "_place", "_product",
+        "_read_at_ns", "_readings", "_ready", "_shown", "_stages", "_stepped", "_stepping", "_tokens", "_waited_ns", "_waits",
+        "activity", "asks", "engine", "gathers", "iteration", "plan_version", "probe_due", "rank", "ranks", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -56,9 +57,11 @@ class LoopTimeline:
         ready: Callable[[], int],
         product: Callable[[], object] = lambda: None,
         now: Callable[[], int] = monotonic_ns,
+        waits: Callable[[int, int], None] | None = None,
     ) -> None:
         self.rank, self.ranks, self._device, self._emit, self._ready, self._clock = rank, ranks, device, emit, ready, now
-        self.thread = get_ident()
+        self._waits, self._least_wait_ns = waits, LEAST_WAIT_NS if waits is None else 1
+        self.thread = self.engine = get_ident()
         self._group = "-".join(map(str, range(ranks))) if ranks <= MOST_NAMED else "world"
         self.iteration = self._done = 0
         self._product = product
@@ -176,7 +179,7 @@ class LoopTimeline:
         micro_batch = number * pipelines + (first // len(place.members) if in_a_row else first)
         self._stages.append(place.stage)
         self._pieces.append((kind, begun, end, micro_batch))
-        if now[0] - end[0] >= LEAST_WAIT_NS:
+        if now[0] - end[0] >= self._least_wait_ns:
             self._pieces.append(("all_reduce", end, now, None))
         if given is not None:
             self._packed.append((micro_batch, lengths := lengths_of(given)))
@@ -202,7 +205,7 @@ class LoopTimeline:
         now = now_ns, self._waited_ns
         end, number = self._computed or now, self._number
         self._pieces.append(("B", begun, end, number))
-        if self.ranks > 1 and now_ns - end[0] >= LEAST_WAIT_NS:
+        if self.ranks > 1 and now_ns - end[0] >= self._least_wait_ns:
             self._pieces.append(("all_reduce", end, now, None))
         self._packed.append((number, self._lengths))
         if len(self._lengths) > 1:
@@ -273,15 +276,13 @@ class LoopTimeline:
             self._read(now_ns, now_ns - since_ns)
         else:
             self._waited_ns += now_ns - since_ns
+        if self._waits is not None:
+            self._waits(since_ns, now_ns)
         self.activity = before
 
     def moment(self) -> Moment:
         """Now."""
         return self._clock(), self._waited_ns
-
-    def collected(self, begun_ns: int) -> None:
-        """Garbage has been collected since then."""
-        self.paused("gc", (begun_ns, self._waited_ns), self.moment())
 
     def paused(self, kind: SpanKind, since: Moment, until: Moment) -> None:
         """The loop did something between its steps, or in the middle of one."""

@@ -24,6 +24,7 @@ from unskew.analytics.diagnosis.flight_recorder import explain, in_progress
 from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
+from unskew.analytics.loop.watched import stalled
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -334,8 +335,8 @@ class JobWatcher:
         beats = {rank: beat for rank, beat in self._beats.items() if rank not in ended}
         if self._unmeasured:  # nobody knows what the others wait for
             beats = {}
-        suspect = rules.hung(now_s - self._stepped_s, usual_s, beats)
-        if rules.is_stalled(now_s - self._stepped_s, usual_s):
+        suspect = stalled.hung(now_s - self._stepped_s, usual_s, beats)
+        if stalled.is_stalled(now_s - self._stepped_s, usual_s):
             suspect = self._not_joined(suspect, beats)
         if suspect is not None and self._hung is None and not self._lost:
             self._state, events = rules.lost(self._state, suspect, self._iterations)
@@ -350,9 +351,9 @@ class JobWatcher:
     def _not_joined(self, suspect: Suspect | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
         """Who holds up the job by the ranks' flight recorders: it did not join a collective in which others wait. Else whom the
         heartbeats name."""
-        waiting = {rank for rank, beat in beats.items() if beat.activity in WAITING}
+        waiting = {rank for rank, beat in beats.items() if beat.activity in WAITING} or {*beats}  # by their streams alone
         found = explain(*in_progress(self._flights, waiting))
-        alive = [rank for rank in found.culprits if rank in beats and not rules.pauses(beats[rank])]
+        alive = [rank for rank in found.culprits if rank in beats and not stalled.pauses(beats[rank])]
         if not alive:
             return suspect
         rank = suspect.rank if suspect is not None and suspect.rank in alive else alive[0]

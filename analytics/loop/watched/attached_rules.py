@@ -13,7 +13,7 @@ Pure: a state and what came in, a state and events out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import exp, log
 from statistics import median
 
@@ -23,17 +23,18 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.health.liveness import WAITING, Suspect
+from unskew.analytics.detector.workers import level_of_few
+from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.loop.watched.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, took_longer, window_of
+from unskew.analytics.loop.watched.sizing import costs_more, sized_anew
 from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import (
     CHUNK_KINDS,
     PAUSES,
     DetectionLimit,
     Event,
-    Heartbeat,
     IterationJudged,
     Verdict,
     VerdictClosed,
@@ -53,10 +54,6 @@ late for less than `SETTLED_S` is named only where it took longer than the least
 MORE_THAN_OTHERS, CROWDED_LASTS = 0.1, 2
 """Or until it has lasted for so many times the least iterations, where the others lack their cores as much, give or take this:
 what healthy ranks took longer so was over before."""
-HUNG_FACTOR, LEAST_HUNG_S = 20.0, 10.0
-"""No rank has finished a step for so many usual ones, and at least so long."""
-MOST_PAUSE_S = 600.0
-"""For so long nobody asks for the progress of an evaluation or a checkpoint."""
 
 
 CROWDED = Sight(
@@ -202,7 +199,7 @@ def _named_by_detector(
         if not isinstance(verdict, Verdict) or verdict.cause != "slow_device":
             continue
         before = compared.get((verdict.culprits[0].rank, "slow_device"))
-        if before is not None and not before.verdict.speed.keys() - verdict.speed.keys() - set(CHUNK_KINDS):
+        if before is not None and _covers(verdict, before.verdict):
             del compared[verdict.culprits[0].rank, "slow_device"]
             reason = f"verdict {verdict.verdict} goes on with it"
             over = VerdictClosed(
@@ -212,6 +209,13 @@ def _named_by_detector(
             if before.verdict.verdict in state.stated:
                 going_on.add(verdict.verdict)
     return msgspec.structs.replace(state, compared=compared), events, going_on
+
+
+def _covers(verdict: Verdict, before: Verdict) -> bool:
+    """Whether the Detector's verdict on a rank leaves out only passes that are less slow than those that it names. It does not
+    see at all what was slow from the first iterations on."""
+    left_out = {kind: speed for kind, speed in before.speed.items() if kind not in verdict.speed}
+    return not left_out or (left_out.keys() <= {*CHUNK_KINDS} and min(left_out.values()) > min(verdict.speed.values()))
 
 
 def _crowded(state: AttachedState) -> set[int]:
@@ -276,7 +280,7 @@ def _held_back(state: AttachedState, events: Sequence[Event], going_on: set[int]
     fewer = state.plan.division.fewer if state.plan.division is not None else frozenset()
     found: list[Event] = []
     for event in events:
-        if isinstance(event, VerdictClosed) and waiting.pop(event.verdict, None) is not None:
+        if isinstance(event, VerdictClosed) and waiting.pop(event.verdict, None) is not None and event.verdict not in stated:
             continue
         if not isinstance(event, Verdict) or event.cause != "slow_device":
             found.append(event)
@@ -311,7 +315,9 @@ def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tupl
         key: tuple[int | None, str] = (rank, verdict.cause)
         before = state.compared.get(key)
         if before is not None:
-            still[key] = msgspec.structs.replace(before, missed=0)
+            anew = _sized_anew(state, before.verdict, verdict)
+            still[key] = OpenVerdict(anew or before.verdict)
+            events += [anew] if anew is not None else []
         elif verdict.cause != "slow_device" or rank not in monitor.detector.open:  # whom the Detector has not named already
             number = monitor.detector.next_verdict
             detector = msgspec.structs.replace(monitor.detector, next_verdict=number + 1)
@@ -333,34 +339,24 @@ def _compared(state: AttachedState, iteration: int) -> tuple[AttachedState, tupl
     return after, tuple(events)
 
 
+def _sized_anew(state: AttachedState, open_: Verdict, found: Verdict) -> Verdict | None:
+    """The open verdict as it has become since it was given, `found` again by the last comparison; None = it is what it was."""
+    if found.cause != "slow_device":
+        return costs_more(open_, found)
+    options, cost = state.monitor.options, None if state.monitor.fitted is None else state.monitor.fitted.model
+    since = [one for one in state.seen if one.committed.iteration > open_.at_iteration]
+    for n in (n for n in reversed(LOOKED_AT) if n <= len(since)):
+        least = max(level_of_few(options, n), _least_level(state, n))
+        window = window_of(since[-n:], state.plan, cost)
+        if (anew := sized_anew(open_, found, window, options, least=least, uneven=bool(_fewer(state)))) is not None:
+            return anew
+    return None
+
+
 def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
     """A rank is dead or hangs."""
     monitor, verdicts = state.monitor.lost(suspect, iteration)
     return msgspec.structs.replace(state, monitor=monitor), tuple(verdicts)
-
-
-def is_stalled(still_s: float, usual_s: float | None) -> bool:
-    """Whether a job of which no rank has finished a step for so long is more than slow."""
-    return usual_s is not None and still_s >= max(LEAST_HUNG_S, HUNG_FACTOR * usual_s)
-
-
-def hung(still_s: float, usual_s: float | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
-    """Who holds up a job of which no rank has finished a step for `still_s`: of those that do not wait for others the one that
-    has moved least lately; nobody while it may only be slow, or evaluates or saves, which may take minutes."""
-    if usual_s is None or not is_stalled(still_s, usual_s):
-        return None
-    working = [one for one in beats.values() if one.activity not in WAITING and one.stalled_us > 0 and not pauses(one)]
-    if not working:
-        return None
-    culprit = max(working, key=lambda one: (-one.iteration, one.stalled_us))
-    victims = tuple(sorted(rank for rank, one in beats.items() if one.activity in WAITING))
-    detail = f"no rank has finished a step for {still_s:.0f} s, one takes {usual_s:.2g} s; it waits for nobody"
-    return Suspect(rank=culprit.rank, how="hung", detail=detail, victims=victims)
-
-
-def pauses(beat: Heartbeat) -> bool:
-    """Whether a rank does something between its steps, an evaluation or a checkpoint, and not for too long yet."""
-    return beat.activity == "idle" and beat.stalled_us < 1e6 * MOST_PAUSE_S
 
 
 def usual_s(seen: Sequence[IterationTelemetry]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from unskew.analytics.core.plan import Hop, Plan, Role, Route
@@ -41,8 +42,15 @@ def plan_of(attached: Mapping[int, RankAttached], micro_batches: Mapping[int, in
 
 
 def _why_not(attached: Mapping[int, RankAttached], pipelines: Sequence[tuple[int, ...]]) -> str:
-    if any(one.on_gpu for one in attached.values()):
-        return "the ranks use GPUs, whose times are not measured yet: what the host takes is no measure of their work"
+    if any(one.on_gpu and not one.gpu for one in attached.values()):
+        return "the ranks use GPUs, and their times are the host's: what it takes is no measure of the GPUs' work"
+    if any(one.gpu and (one.pipeline or one.groups) for one in attached.values()):
+        return "of ranks on GPUs only plain data parallelism is judged so far: in groups, waits were never measured there"
+    if len({one.on_gpu for one in attached.values()}) > 1:
+        return "some ranks use GPUs and some do not: nothing says how much either should take"
+    times_of = Counter(one.gpu for one in attached.values() if one.gpu)
+    if sharing := sorted(rank for rank, one in attached.items() if times_of[one.gpu] > 1):
+        return f"ranks {sharing} share a GPU: each takes of its time from another, and nothing says how much"
     groups = {group for one in attached.values() for group in one.groups}
     if any(one.pipeline for one in attached.values()):
         of = {rank: one.pipeline.stage if one.pipeline else None for rank, one in attached.items()}

@@ -33,6 +33,8 @@ FEW, LOOKED_AT = 6, (6, 8, 11, 16)
 """So few iterations may suffice where the slowdown is large; a glance at the last so many shows whether to compare now."""
 SPIKES = 0.1
 """This part of the iterations, those with the longest waits for data, is left out."""
+FEW_LENGTHS = 3
+"""By so few what they cost and how fast the ranks are that are given them are one and the same."""
 IDLE: dict[str, tuple[Cause, float, str]] = {
     "data_wait": ("input_bound", SPIKES, "waiting for input"), "gc": ("gc_pause", 0.0, "collecting garbage")
 }  # fmt: skip
@@ -48,18 +50,23 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class RankWindow(msgspec.Struct, frozen=True):
-    """`stage_of`: rank -> stage, those of one stage do the same work; `us` kind -> [iteration, rank], own times; `expected_us`
-    the same for the chunks whose lengths are known, all of them or none."""
+    """`stage_of`: rank -> stage, those of one stage do the same work; `measured_us` [iteration]; `us` kind ->
+    [iteration, rank], own times; `expected_us` the same for the chunks whose lengths are known, all of them or none."""
 
     stage_of: dict[int, int]
     iterations: tuple[int, ...]
-    iteration_us: float
+    measured_us: Floats
     us: Mapping[str, Floats]
     expected_us: Mapping[str, Floats]
 
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(self.stage_of)
+
+    @property
+    def iteration_us(self) -> float:
+        """The usual iteration."""
+        return float(np.median(self.measured_us)) if len(self.measured_us) else 0.0
 
     def over_others(self, of: Floats, rank: int) -> Floats | None:
         """`of` [iteration, rank] of a rank and the median of the others of its stage, [2, iteration]; None = there are none."""
@@ -87,7 +94,7 @@ def window_of(seen: Sequence[IterationTelemetry], plan: Plan, cost: CostModel | 
     return RankWindow(
         stage_of={rank: plan.role_of[rank].stage for rank in ranks},
         iterations=tuple(one.committed.iteration for one in whole),
-        iteration_us=float(np.median([one.committed.measured_us for one in whole])) if whole else 0.0,
+        measured_us=np.array([one.committed.measured_us for one in whole]),
         us=us,
         expected_us=expected if known else {},
     )
@@ -108,7 +115,7 @@ def at_a_glance(window: RankWindow, options: DetectorOptions) -> set[int]:
     found: set[int] = set()
     for kind in (*CHUNKS, *BESIDE):
         for rank in window.ranks:
-            if (over := _over_others(window, kind, rank)) is not None:
+            if (over := excess_over_others(window, kind, rank)) is not None:
                 found |= {rank for n in LOOKED_AT if n <= len(over) and np.median(over[-n:]) >= level_of_few(options, n)}
     return found | {
         party.rank for one in idle(window, "data_wait", options) for party in one.culprits if party.rank is not None
@@ -117,11 +124,11 @@ def at_a_glance(window: RankWindow, options: DetectorOptions) -> set[int]:
 
 def took_longer(window: RankWindow, kind: str, rank: int) -> float | None:
     """Median log of what a rank took of this kind over what the others did; None = nobody is beside it."""
-    over = _over_others(window, kind, rank) if kind in window.us else None
+    over = excess_over_others(window, kind, rank) if kind in window.us else None
     return None if over is None or not len(over) else float(np.median(over))
 
 
-def _over_others(window: RankWindow, kind: str, rank: int) -> Floats | None:
+def excess_over_others(window: RankWindow, kind: str, rank: int) -> Floats | None:
     """[iteration]: log of its time, over what its lengths let expect, over that of the others."""
     us = window.us[kind] / window.expected_us[kind] if kind in window.expected_us else window.us[kind]
     both = window.over_others(np.log(np.maximum(us, LEAST_US)), rank)
@@ -138,13 +145,17 @@ def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) ->
         return [], Sight(scope="device", smallest_slowdown=None, why="each rank does other work than the others")
     times = RankTimes(CHUNKS, window.iterations, roles, chunks)
     found = judge_workers(times, options, equal_work=True, lengths_known=weighed, least=FEW)
-    verdicts, sight = [*found.verdicts], found.sight
+    apart = _given_others(window)
+    verdicts, sight = [one for one in found.verdicts if one.culprits[0].rank not in apart], found.sight
+    if apart:
+        why = f"rank {apart[0]} is always given other lengths than the others: it is slow or these cost what they do"
+        sight = Sight(scope="device", smallest_slowdown=None, why=why)
     for kind in (kind for kind in BESIDE if _may_cost(window, kind)):
         times = RankTimes((kind,), window.iterations, roles, window.us[kind][None])
         verdicts += judge_workers(times, options, equal_work=True, lengths_known=True, least=FEW).verdicts
     kept: dict[int, Verdict] = {}
     for verdict in verdicts:
-        share = _share(window, verdict, uneven=uneven)
+        share = share_of(window, verdict, uneven=uneven)
         rank = verdict.culprits[0].rank
         if rank is None or share < LEAST_SHARE or verdict.until_iteration is not None:
             continue
@@ -158,13 +169,27 @@ def _computing(window: RankWindow, options: DetectorOptions, *, uneven: bool) ->
     return [*kept.values()], sight
 
 
+def _given_others(window: RankWindow) -> list[int]:
+    """The ranks that are given lengths which none of their stage is given as well, where all of these are so few that the
+    predictor makes of a rank's slowness what its lengths cost."""
+    if "F" not in window.expected_us:
+        return []
+    of = {rank: {*column.round(3).tolist()} for rank, column in zip(window.ranks, window.expected_us["F"].T, strict=True)}
+    found = []
+    for rank, stage in window.stage_of.items():
+        others = set().union(*(of[one] for one, its in window.stage_of.items() if its == stage and one != rank))
+        if others and not of[rank] & others and len(of[rank] | others) <= FEW_LENGTHS:
+            found.append(rank)
+    return found
+
+
 def _may_cost(window: RankWindow, kind: str) -> bool:
     """Whether some rank's excess in this kind is in any iteration what it must be in the median one to be named."""
     over = (window.over_others(window.us[kind], rank) for rank in window.ranks)
     return any((both[0] - both[1]).max(initial=0.0) >= LEAST_SHARE * window.iteration_us for both in over if both is not None)
 
 
-def _share(window: RankWindow, verdict: Verdict, *, uneven: bool) -> float:
+def share_of(window: RankWindow, verdict: Verdict, *, uneven: bool) -> float:
     """What the culprit's excess over the others, in the kinds that the verdict names, is of an iteration; over what they would
     take for its own work, where that is not the same."""
     column = window.ranks.index(verdict.culprits[0].rank or 0)
@@ -179,12 +204,13 @@ def _share(window: RankWindow, verdict: Verdict, *, uneven: bool) -> float:
 
 
 def idle(window: RankWindow, kind: str, options: DetectorOptions) -> list[Verdict]:
-    """Who waits for input, or collects garbage (`kind`, of `IDLE`), longer than the one that does least; everybody, when all
-    do."""
+    """Who waits for input, or collects garbage (`kind`, of `IDLE`), for a larger part of the time than the one that does least;
+    everybody, when all do."""
     cause, spikes, words = IDLE[kind]
-    waits = np.sort(window.us[kind], axis=0)
-    kept = waits[: max(round((1 - spikes) * len(waits)), 1)].mean(axis=0)
-    shares = {rank: float(us) / window.iteration_us for rank, us in zip(window.ranks, kept, strict=True)}
+    waits = window.us[kind]
+    kept = np.argsort(waits, axis=0)[: max(round((1 - spikes) * len(waits)), 1)]
+    of_time = np.take_along_axis(waits, kept, axis=0).sum(axis=0) / window.measured_us[kept].sum(axis=0)
+    shares = dict(zip(window.ranks, of_time.tolist(), strict=True))
     least, needed = min(shares.values()), LEAST_SHARE * max(options.least_iterations / len(waits), 1.0) ** 0.5
     late = [rank for rank, share in shares.items() if share - least >= needed]
     if late:

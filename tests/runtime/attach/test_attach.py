@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from support.jobs import attached_job
+from support.jobs.pace import moved, times_as_long, times_as_long_as_before
 from support.training.warm_processes import warm_process
 
-from unskew.collector.events import DetectionLimit, Event, IterationJudged, Verdict, VerdictClosed
+from unskew.analytics.diagnosis.diagnose import diagnose
+from unskew.collector.events import CHUNK_KINDS, DetectionLimit, Event, IterationJudged, Verdict, VerdictClosed
+from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+from unskew.edge.load_run import load_run
 from unskew.runtime.attach.watcher import JobWatcher
 
 CAUSES = {"loader": "input_bound", "forward": "slow_device", "backward": "slow_device", "optimizer": "slow_device",
@@ -32,8 +39,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
 def judged(jobs: Path, case: str) -> list[Event]:
-    """What the watcher decides on a run."""
+    """What the watcher decides on a run, which is watched once."""
     events: list[Event] = []
     watcher = JobWatcher(Store(jobs / "store"), attached_job.run_of(case), ["a test"], lambda entry: events.append(entry.event))
     watcher.finish(0)
@@ -49,6 +57,24 @@ def verdicts(events: list[Event]) -> list[Verdict]:
     return [event for number, event in newest.items() if number not in closed]
 
 
+def unfounded(store: Path, run: str, given: Iterable[Verdict], *, alike: bool = True) -> list[str]:
+    """The sentences on a rank of whose slowness plain medians do not show 0.85: neither over its own time before nor over the
+    other's, passes of ranks that have not `alike` to do left out."""
+    found = []
+    for verdict in (one for one in given if one.culprits):
+        (rank,) = (party.rank or 0 for party in verdict.culprits)
+        during = (verdict.since_iteration, verdict.until_iteration or verdict.at_iteration + 1)
+        for kind, speed in verdict.speed.items():
+            longer = times_as_long_as_before(store, run, rank, kind, during)
+            if alike or kind not in CHUNK_KINDS:
+                longer = max(longer, times_as_long(store, run, rank, kind, during))
+            if longer * speed < 0.85:
+                found.append(verdict.sentence)
+        if not verdict.speed:
+            found.append(verdict.sentence)
+    return found
+
+
 @pytest.mark.alone
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("part", LATE)
@@ -60,7 +86,8 @@ def test_a_rank_that_is_late_from_its_first_step_on_is_named_with_its_phase(jobs
         assert late == KINDS[part]
         assert all(first.speed[kind] > 2 * first.speed[late] for kind in others)
     assert first.at_iteration <= 32
-    assert all([party.rank for party in verdict.culprits] == [1] for verdict in more)
+    others = (verdict for verdict in more if [party.rank for party in verdict.culprits] != [1])
+    assert not unfounded(jobs / "store", attached_job.run_of(part), others)
 
 
 @pytest.mark.alone
@@ -76,17 +103,20 @@ def test_a_rank_that_turns_slow_is_dated(jobs: Path) -> None:
 @pytest.mark.limit(300)
 @pytest.mark.parametrize("case", QUIET)
 def test_nobody_is_named_where_nothing_is_wrong_or_only_the_lengths_differ(jobs: Path, case: str) -> None:
+    """But a core that really is slower for a while: those of a shared machine are, at times by half for half a second."""
     events = judged(jobs, case)
-    named = [one for one in events if isinstance(one, Verdict) and one.culprits]
-    assert not named
+    given = (one for one in events if isinstance(one, Verdict))
+    assert not unfounded(jobs / "store", attached_job.run_of(case), given, alike=case != "longer")
     if case == "longer":
-        (verdict,) = verdicts(events)
+        (verdict,) = (one for one in verdicts(events) if not one.culprits)
         assert (verdict.cause, verdict.evidence["ranks"]) == ("long_sequences", [1])
     else:
         # Steps of some milliseconds, now with a core, now without: the whole job can be too noisy, which is said then.
         limit = [one for one in events if isinstance(one, DetectionLimit)][-1]
         if limit.smallest_slowdown is None:
-            assert "of the whole job by" in limit.why or "longer than noise explains" in limit.why
+            by_device = "of any device by" in limit.why
+            assert by_device or "of the whole job by" in limit.why or "longer than noise explains" in limit.why
+            assert not by_device or moved(jobs / "store", attached_job.run_of(case)) > 0.15
         else:
             assert 1.3 < limit.smallest_slowdown <= 2.0
 
@@ -98,3 +128,21 @@ def test_losses_are_the_same_bit_for_bit(jobs: Path) -> None:
         measured, untouched = (json.loads((jobs / f"{case}-{rank}.json").read_text()) for case in ("nothing", "untouched"))
         assert len(measured) == attached_job.STEPS
         assert measured == untouched
+
+
+@pytest.mark.alone
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("part", LATE)
+def test_what_is_exported_of_a_watched_job_and_brought_in_again_is_never_called_well(
+    jobs: Path, part: str, tmp_path: Path
+) -> None:
+    """What is late beside the passes is recorded as time that nobody looked at. The other rank's core may really be slower for
+    a while: who is named was."""
+    judged(jobs, part)
+    take_out(Store(jobs / "store"), "kineto", attached_job.run_of(part), tmp_path / "traces")
+    again = Store(tmp_path / "store")
+    (brought,) = bring_in(again, "kineto", tmp_path / "traces")
+    with open_store(again) as reader:
+        found = diagnose(load_run(reader, brought.run))
+    assert found.outcome != "well", found.sentence
+    assert not unfounded(again.root, brought.run, (one for one in found.verdicts if one.culprits and one.culprits[0].rank == 0))

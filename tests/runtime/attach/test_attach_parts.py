@@ -19,8 +19,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from unskew.analytics.loop.watched.attached_rules import hung
 from unskew.analytics.loop.watched.found_plan import plan_of
+from unskew.analytics.loop.watched.stalled import hung
 from unskew.collector.events import (
     CollectiveRecorded,
     DeviceLost,

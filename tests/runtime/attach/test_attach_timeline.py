@@ -79,9 +79,9 @@ def test_a_pause_is_no_part_of_what_it_interrupts() -> None:
         timeline.loading()
         clock.work(1)
         timeline.loaded(torch.zeros(2, 5, dtype=torch.long))
-        begun_ns = clock.ns
+        begun = timeline.moment()
         clock.work(4)
-        timeline.collected(begun_ns)
+        timeline.paused("gc", begun, timeline.moment())
         clock.work(6)
         timeline.backward(None)
         clock.work(7)
