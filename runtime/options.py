@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -14,7 +15,7 @@ from unskew.analytics.core.device_profiles import ProfileError, profile, profile
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.collector.events import DetectorMethod, DeviceKind, Fault, Mode
 
-AskedDevice = Literal["auto", "real", "sleep", "virtual"]
+AskedDevice = Literal["auto", "real", "gpu", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
 Sends = Literal["overlapped", "blocking"]
 Recovery = Literal["in-step", "redo", "ft-hsdp"]
@@ -103,7 +104,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         Parameter(help="A folder of text files.", panel=MATHS, metavar="PATH", default="the standard library's sources"),
     ] = None
     device: Annotated[
-        AskedDevice, Parameter(help="What executes: auto = real when every rank has a core or GPU.", panel=DEVICE)
+        AskedDevice,
+        Parameter(help="What executes: auto = real when each rank has a core or GPU; gpu = ranks may share one.", panel=DEVICE),
     ] = "auto"
     profile: Annotated[
         str,
@@ -267,7 +269,7 @@ def check(options: RunOptions) -> None:
             raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
     if options.ranks > MOST_RANKS:
         raise OptionsError(f"--tp x --pp x --dp are {options.ranks:,} ranks, allowed on one node: {MOST_RANKS:,}")
-    if options.device == "real" and options.prices_links:
+    if options.device in ("real", "gpu") and options.prices_links:
         raise OptionsError("--link-us, --link-mbps and --sends emulate links, allowed: with --device sleep, virtual or auto")
     if options.dim % (2 * options.heads):
         raise OptionsError(
@@ -324,13 +326,15 @@ def cores() -> int:
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Which kind of device the ranks get, whether rank r computes on GPU r, and the sentence that gives the reason;
-    `classes`: each rank's class of device (its GPU's model, `cpu`, or the profile that it emulates); `most_ranks`: for so many
-    there is a place, ranks that are added among them; `rank_bytes`: the memory that each has, None = unknown."""
+    """Which kind of device the ranks get, and the sentence that gives the reason. `gpus`: rank r computes on GPU r modulo so
+    many, 0 = on a core; `shares_gpus`: ranks share them; `classes`: each rank's class of device (its GPU's model, `cpu`, or the
+    profile that it emulates); `most_ranks`: for so many there is a place, ranks that are added among them; `rank_bytes`: the
+    memory that each has, None = unknown."""
 
     device: AskedDevice
-    on_gpus: bool
     why: str
+    gpus: int = 0
+    shares_gpus: bool = False
     classes: tuple[str, ...] = ()
     most_ranks: int = 0
     rank_bytes: int | None = None
@@ -340,39 +344,53 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """What executes, for the log."""
         if self.device in {"sleep", "virtual"}:
             return "sleep" if self.device == "sleep" else "virtual"
-        return "gpus" if self.on_gpus else "cores"
+        if self.gpus:
+            return "shared_gpus" if self.shares_gpus else "gpus"
+        return "cores"
+
+    def gpu_of(self, rank: int) -> int | None:
+        """Where a rank computes; None = on a core."""
+        return rank % self.gpus if self.gpus else None
 
 
 def place(options: RunOptions, gpus: int, gpu_models: Sequence[tuple[str, int]] = ()) -> Placement:
-    """``--device auto`` is real when every rank has its own GPU or its own core, else sleep."""
+    """``--device auto`` is real when every rank has its own GPU or its own core, else sleep. Raises `OptionsError` where a GPU
+    is asked for and there is none."""
     placement = _place(options, gpus)
+    models = [gpu_models[rank % gpus] for rank in range(options.ranks)] if gpu_models and placement.gpus else []
     if placement.device != "real":
         classes = profiles_of(options.profile, options.ranks)
-    elif placement.on_gpus:
-        classes = tuple(model for model, _ in gpu_models[: options.ranks]) or ("gpu",) * options.ranks
+    elif placement.gpus:
+        classes = tuple(model for model, _ in models) or ("gpu",) * options.ranks
     else:
         classes = ("cpu",) * options.ranks
-    most_ranks = {"gpus": gpus, "cores": max(cores(), options.ranks)}.get(placement.kind, MOST_RANKS)
+    places = {"gpus": gpus, "shared_gpus": options.ranks, "cores": max(cores(), options.ranks)}
     rank_bytes: int | None
     if options.rank_mib:
         rank_bytes = options.rank_mib * 2**20
-    elif placement.on_gpus:
-        rank_bytes = min((own for _, own in gpu_models[: options.ranks]), default=None)
+    elif placement.gpus:
+        rank_bytes = min((own // ceil(options.ranks / gpus) for _, own in models), default=None)
     else:
         rank_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // options.ranks
+    most_ranks = places.get(placement.kind, MOST_RANKS)
     return msgspec.structs.replace(placement, classes=classes, most_ranks=most_ranks, rank_bytes=rank_bytes)
 
 
 def _place(options: RunOptions, gpus: int) -> Placement:
-    own = f"{gpus} GPUs" if options.ranks <= gpus else f"{cores()} cores"
-    on_gpus = options.ranks <= gpus
+    ranks, alone = options.ranks, options.ranks <= gpus
+    own = f"{gpus} GPUs" if alone else f"{cores()} cores"
+    if options.device == "gpu":
+        if not gpus:
+            raise OptionsError("--device gpu needs a GPU and this node has none, allowed: auto, real, sleep, virtual")
+        why = f"real: {ranks} ranks on {own}" if alone else f"real: {ranks} ranks share {gpus} GPU{'s' * (gpus > 1)}"
+        return Placement(device="real", gpus=gpus, shares_gpus=not alone, why=f"{why}, as asked")
     if options.device == "real":
-        return Placement(device="real", on_gpus=on_gpus, why=f"real, as asked: {options.ranks} ranks on {own}")
+        return Placement(device="real", gpus=gpus * alone, why=f"real, as asked: {ranks} ranks on {own}")
     if options.device != "auto":
-        return Placement(device=options.device, on_gpus=False, why=f"{options.device}, as asked")
+        return Placement(device=options.device, why=f"{options.device}, as asked")
     if options.prices_links:
-        return Placement(device="sleep", on_gpus=False, why="sleep: links are emulated between emulated devices alone")
-    if on_gpus or options.ranks <= cores():
-        return Placement(device="real", on_gpus=on_gpus, why=f"real: {options.ranks} ranks on {own}")
-    why = f"sleep: {options.ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"
-    return Placement(device="sleep", on_gpus=False, why=why)
+        return Placement(device="sleep", why="sleep: links are emulated between emulated devices alone")
+    if alone or ranks <= cores():
+        return Placement(device="real", gpus=gpus * alone, why=f"real: {ranks} ranks on {own}")
+    why = f"sleep: {ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"
+    return Placement(device="sleep", why=why)

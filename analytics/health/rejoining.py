@@ -90,8 +90,10 @@ class Rejoining(msgspec.Struct, frozen=True, kw_only=True):
             refusal = self._refusal(asked, new, most_ranks)
         if refusal:
             by = command.user if wrong_name(command.by) else command.by
-            return CommandRefused(command=f"rank {command.target}".strip(), by=by, reason=refusal, user=command.user)
-        return msgspec.structs.replace(self._added(int(asked), command.by, command.reason, committed), user=command.user)
+            refused = f"rank {command.target}".strip()
+            return CommandRefused(command=refused, by=by, reason=refusal, user=command.user, command_id=command.id)
+        added = self._added(int(asked), command.by, command.reason, committed)
+        return msgspec.structs.replace(added, user=command.user, command_id=command.id)
 
     def _refusal(self, asked: str, new: int, most_ranks: int) -> str:
         """Why a rank cannot be started; "" when it can."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,21 @@ class Chain(msgspec.Struct, kw_only=True):
 
 
 def figures(bench: Bench, chains: int = CHAINS, kills: int = KILLS, options: RunOptions = OPTIONS) -> list[Figure]:
-    """A failure-free reference, then the chains of both kinds."""
+    """A failure-free reference, then the chains of both kinds side by side: half of their time they start and wait."""
     reference = bench.run(options).summary.losses
-    found: list[Figure] = []
-    for whole, what in ((True, "of the whole process tree"), (False, "of the controller alone")):
-        done = [
-            _Chain(bench.store, options, reference, whole=whole, seed=seed).train(kills)
-            for seed in bench.steps(f"runs with {kills} kills {what}", range(chains))
-        ]
-        found += _figures(f"resume: kills {what}", done, whole=whole)
-    return found
+    done: dict[bool, list[Chain]] = {True: [], False: []}
+    with ThreadPoolExecutor(len(done)) as pool:
+        for seed in bench.steps(f"two runs with {kills} kills each", range(chains)):
+            pair = {
+                whole: pool.submit(_Chain(bench.store.root, options, reference, whole=whole, seed=seed).train, kills)
+                for whole in done
+            }
+            for whole, chain in pair.items():
+                done[whole].append(chain.result())
+    return [
+        *_figures("resume: kills of the whole process tree", done[True], whole=True),
+        *_figures("resume: kills of the controller alone", done[False], whole=False),
+    ]
 
 
 def _figures(name: str, chains: Sequence[Chain], *, whole: bool) -> list[Figure]:
@@ -102,16 +108,16 @@ def _figures(name: str, chains: Sequence[Chain], *, whole: bool) -> list[Figure]
 class _Chain:
     """Starts, kills and resumes one run; `whole`: the tree of its processes is killed, not the controller alone."""
 
-    def __init__(self, store: Store, options: RunOptions, reference: Sequence[float], *, whole: bool, seed: int) -> None:
-        self._store, self._options, self._reference, self._whole = store, options, reference, whole
+    def __init__(self, folder: Path, options: RunOptions, reference: Sequence[float], *, whole: bool, seed: int) -> None:
+        self._options, self._reference, self._whole = options, reference, whole
         self._chance = random.Random(f"{whole}/{seed}")
         self._mark = f"{os.getpid()}-{whole}-{seed}"
-        self._answer = store.root / f"answer-{self._mark}.json"
+        self._store = Store(folder / f"chain-{self._mark}")
+        self._answer = folder / f"answer-{self._mark}.json"
         self._runs: list[str] = []
         self._first = 0
         self._killed: tuple[int, int] | None = None
         """At the last kill that no run has gone on from yet: iterations committed, and those of the newest checkpoint."""
-        self._known = set(store.spooled_runs())
         self.chain = Chain()
 
     def train(self, kills: int) -> Chain:
@@ -164,7 +170,7 @@ class _Chain:
 
     def _look(self) -> bool:
         """Whether a run has begun. A resumed one has its own name, and began where it says; one that is taken over has not."""
-        for run in sorted(set(self._store.spooled_runs()) - self._known - set(self._runs)):
+        for run in sorted(set(self._store.spooled_runs()) - set(self._runs)):
             events = [entry.event for entry in Tail(self._store, run, only="@").poll()]
             for started in (event for event in events if isinstance(event, RunStarted)):
                 self._runs.append(run)

@@ -153,8 +153,9 @@ def shared_things() -> set[str]:
 
 
 class Footprint(msgspec.Struct, frozen=True):
-    """What a process holds of the machine: files and threads that are no communication group's, memory of its own, groups, and
-    those of them that it uses no more."""
+    """What a process holds of the machine: files and threads that are no communication group's, memory that is no file's
+    (shared with forked children or not: that changes by 50 MiB as they come and go), groups, and those of them that it uses no
+    more."""
 
     files: int
     threads: int
@@ -168,14 +169,14 @@ def footprint(pid: int) -> Footprint | None:
     with suppress(OSError, StopIteration):
         folder = Path(f"/proc/{pid}")
         lines = (folder / "smaps_rollup").read_text().splitlines()
-        private = sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+        anonymous = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
         files = [str(entry.readlink()) for entry in (folder / "fd").iterdir()]
         names = Counter((entry / "comm").read_text().strip() for entry in (folder / "task").iterdir())
         groups = names["pt_gloo_runloop"] // 2  # each has two of these, and a device with a thread of its own
         return Footprint(
             files=sum(file.startswith("/") for file in files),
             threads=names.total() - names["pt_gloo_runloop"] - names["gloo_tcp_loop"],
-            mib=private / 1024,
+            mib=anonymous / 1024,
             groups=groups,
             groups_left=max(names["gloo_tcp_loop"] - groups, 0),
         )

@@ -229,15 +229,16 @@ def _changed(files: _Files, rank: int, plans: Sequence[Plan], times: int) -> lis
     def make(number: int, part: Part | None, seed: int | None = None) -> HeldLayer:
         return HeldLayer(LARGE, number, seed=seed, dtype=torch.float32, device=CPU, part=part)
 
-    settle_in(comm, plans[0], layers, before, partial(make, seed=0), committed=0, begins=True)
+    settle_in(comm, plans[0], layers, before, partial(make, seed=0), current=None, committed=0)
     for layer in layers.values():
         layer.stepped(1)
     found = []
     for turn in range(times):
-        plan = plans[(turn + 1) % 2]
+        old, plan = plans[turn % 2], plans[(turn + 1) % 2]
+        current = {role.rank: {number: [role.part] for number in role.layers} for role in old.roles}
         comm.all_gather(torch.zeros(1))
         began = time.monotonic()
-        received = settle_in(comm, plan, layers, before, make, committed=1, begins=False)
+        received = settle_in(comm, plan, layers, before, make, current=current, committed=1)
         found.append((time.monotonic() - began, received))
         before.clear()
         for number in [number for number in layers if number not in plan.role_of[rank].layers]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -30,15 +31,16 @@ from unskew.collector.events import (
     Suspected,
 )
 from unskew.collector.files.tail import Entry, Tail
+from unskew.collector.paths import StoreError
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.membership import Membership, PlanEntry
 from unskew.runtime.control.quorums import QuorumKeeper, formed
 from unskew.runtime.control.stuck import NoPlanLeft, RunError
 from unskew.runtime.control.takeover import Takeover, is_logged
 from unskew.runtime.control.watch import LivenessWatch
+from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.options import RunOptions
 from unskew.runtime.priority import answer_soon
 from unskew.runtime.protocol import (
@@ -191,7 +193,8 @@ class Controller:
                 self._find_quorum(message)
             case CheckpointPart():
                 if noted := self.checkpoints.take(message):
-                    self.control_log.add(noted)
+                    with suppress(StoreError):  # no decision hangs on it: where the disk is full, training goes on
+                        self.control_log.add(noted)
             case StandbyProduct() if message.rank not in self.state.plans.in_force.executors:
                 product = StandbyMeasured(
                     rank=message.rank,

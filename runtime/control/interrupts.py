@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, held until a safe point: an append to the log is never cut in two."""
+"""Ctrl-C, SIGTERM and SIGHUP, held until a safe point: an append to the log is never cut in two."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """A context in which both signals only leave a note. Outside the main thread, which gets all signals, it does nothing."""
+    """A context in which these signals only leave a note; a SIGHUP that is ignored (nohup) stays so. Outside the main thread,
+    which gets all signals, it does nothing."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -19,7 +20,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+            heard = [one for one in _SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

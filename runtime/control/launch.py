@@ -31,7 +31,6 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.controller import Controller
 from unskew.runtime.control.ending import ending
 from unskew.runtime.control.interrupts import Interrupts
@@ -43,6 +42,7 @@ from unskew.runtime.control.takeover import Takeover, folder_of, taken_over
 from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.corpus import CorpusError
 from unskew.runtime.model.layer_sizes import element_bytes, memory_of, parameters_of, sync_of
+from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.options import OptionsError, Placement, RunOptions, check, cores, place
 from unskew.runtime.own import OwnError
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
@@ -159,7 +159,7 @@ class Session:
             except (RunError, AgentLost, StoreError) as failure:
                 status, reason = "failed", str(failure)
             except KeyboardInterrupt:
-                status, reason = "stopped", "Ctrl-C or SIGTERM"
+                status, reason = "stopped", "Ctrl-C, SIGTERM or SIGHUP"
                 raise
             except BaseException as error:
                 status, reason = "failed", f"the controller failed: {type(error).__name__}: {error}"
@@ -203,7 +203,10 @@ class Session:
         node = membership.connect(check_interrupt)
         before = self._takeover() if self._living else None
         ready = self._prepare(membership, check_interrupt)
-        placement = place(options, ready.gpus, ready.gpu_models)
+        try:
+            placement = place(options, ready.gpus, ready.gpu_models)
+        except OptionsError as error:
+            raise RunError(str(error)) from error
         self._device = placement.device
         if before is None:
             decided_by = AdaptationOptions(policy=options.policy)
@@ -268,7 +271,7 @@ class Session:
             store=str(self._store.root),
             options=self._options,
             device=placement.device,
-            gpu=rank if placement.on_gpus else None,
+            gpu=placement.gpu_of(rank),
             agent_folder=str(folder),
         )
 

@@ -25,7 +25,9 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
     Raises `OptionsError` when it cannot be gone on with.
     """
     before = _started(reader, run)
-    if before is None or before.clock == "imported":
+    if before is None:
+        raise OptionsError(f"run {run} ended before it began to train: there is nothing to go on with")
+    if before.clock == "imported":
         raise OptionsError(f"run {run} was not trained here: only a run of `unskew run` can be resumed")
     held = msgspec.convert(before.options, RunOptions)
     whole = checkpoints(store, run)
@@ -35,7 +37,7 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
     elif held.resume is not None:
         point = held.resume  # it ended before its own first checkpoint
     else:
-        raise OptionsError(f"run {run} has no checkpoint in {store.checkpoints(run)}: it ended before its first one")
+        raise OptionsError(f"run {run} has no whole checkpoint in {store.checkpoints(run)}")
     for name in changed:
         if name in KEPT and asked[name] != getattr(held, name):
             flag = f"--{name.replace('_', '-')}"

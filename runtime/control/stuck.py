@@ -1,4 +1,5 @@
-"""No plan is left: nobody lives who holds some layer. The run waits for ranks, and goes on from its newest checkpoint.
+"""No plan is left: nobody lives who holds some layer. The run waits for ranks, and goes on from its newest checkpoint, or
+anew where there was none yet.
 
 A rank counts when it lives, when mode auto would start it again, or when somebody asks for it (`unskew rank add`). With enough
 of them for a pipeline a new run begins, of as many replicas as there are ranks for.
@@ -83,20 +84,18 @@ def wait_for_ranks(
     control_log: ControlStream,
     membership: Membership,
     meanwhile: Callable[[], None],
-) -> RunOptions | None:
-    """The options of the run that goes on, once there are ranks for it; None where there is no checkpoint to go on from.
+) -> RunOptions:
+    """The options of the run that goes on, once there are ranks for it.
 
     `meanwhile` is called some times a second: who waits shows what is logged, and hears Ctrl-C.
     """
     whole = checkpoints(store, run)
-    if not whole and options.resume is None:
-        return None
     waiting, inbox = Waiting(stuck.state, options.tp * options.pp, options.ranks), Inbox(store, run)
     at = whole[-1].index.iterations if whole else options.first_iteration
+    begins = f"goes on from the checkpoint after {at} iterations" if at else "begins anew, for it has no checkpoint yet"
     control_log.add(
         Note(
-            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {waiting.needed}; "
-            f"then it goes on from the checkpoint after {at} iterations",
+            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {waiting.needed}; then it {begins}",
             by="controller",
         )
     )
@@ -105,6 +104,8 @@ def wait_for_ranks(
         waiting, made = waiting.asked(commands, options.respawns)
         if made or refused:
             control_log.add(*refused, *made)
+        if waiting.replicas and not at:
+            return msgspec.structs.replace(options, dp=waiting.replicas, faults=())
         if waiting.replicas:
             with open_store(store) as reader:
                 return resumed(store, reader, run, {"dp": waiting.replicas}, ("dp",))

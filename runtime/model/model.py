@@ -173,10 +173,10 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 @lru_cache(maxsize=256)
 def _rotary_tables(lengths: tuple[int, ...], width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [tokens, 1, width / 2]; positions restart at each document. Cached: a chunk's layers share them."""
-    positions = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
-    frequencies = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    positions = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths]).to(device)
+    frequencies = (10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)).to(device)
     angles = torch.outer(positions, frequencies)[:, None, :]
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 alive.
 
 One thread, one loop. When the controller is gone it waits a while for one that takes over by its socket, and then stops its
-ranks: nothing of a run outlives its controller for long.
+ranks: nothing of a run outlives its controller for long. Meanwhile it makes their checkpoints whole.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from unskew.collector.events import Fault, Heartbeat, HostClock
+from unskew.collector.events import Fault, Heartbeat, HostClock, Note
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
 from unskew.collector.service.process import KeptCollector
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.channel import Channel, readable
 from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
+from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
 from unskew.runtime.node.processes import how_it_ended
 from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
@@ -34,6 +35,7 @@ from unskew.runtime.protocol import (
     AGENT_SOCKET,
     AnyMessage,
     Await,
+    CheckpointPart,
     FaultAnnounced,
     Hello,
     Judged,
@@ -68,6 +70,7 @@ class Agent:
         self._node, self._folder = node, folder
         self._reports: dict[tuple[type, int | Fault | None], Message] = {}
         self._wait_s, self._wait_until = 0.0, inf
+        self._checkpoints: CheckpointKeeper | None = None
         memory = shared_memory()
         self._zygote_process, self._zygote = _start_zygote(memory)
         self._page = HeartbeatPage(memory)
@@ -139,6 +142,15 @@ class Agent:
             report(f"agent: the connection to the controller is gone: {why}")
             self._controller.close()
         self._controller, self._wait_until = None, time.monotonic() + self._wait_s
+        for message in self._reports.values():  # it may have gone between two parts
+            self._make_whole(message)
+
+    def _make_whole(self, message: Message) -> None:
+        """What the controller does of a rank's part of a checkpoint, where there is none to do so."""
+        if isinstance(message, CheckpointPart) and self._checkpoints is not None:
+            noted = self._checkpoints.take(message)
+            if isinstance(noted, Note):
+                report(f"agent: {noted.text}")
 
     def _taken_over(self, channel: Channel) -> None:
         """A rank's place at the socket is a controller's, which holds the run's lock: it hears again what was last said to the
@@ -158,9 +170,11 @@ class Agent:
             self._zygote.send(message)
         elif isinstance(message, Start):
             one = message.rank_specs[0]
-            self._wait_s = one.options.controller_wait
+            store, options = Store(Path(one.store)), one.options
+            self._wait_s = options.controller_wait
             if one.joins is None:  # the first of the run: of the lock that is held from then on nobody need ask
-                announce(Store(Path(one.store)), one.run, self._folder)
+                announce(store, one.run, self._folder)
+                self._checkpoints = CheckpointKeeper(store, one.run, options.layers, before=options.resume)
             self._zygote.send(message)
         elif isinstance(message, PlanRecord) and message.plan.plan_version > self._newest_plan:
             self._newest_plan = message.plan.plan_version
@@ -259,6 +273,8 @@ class Agent:
         key = type(message), message.fault if isinstance(message, FaultAnnounced) else getattr(message, "rank", None)
         self._reports.pop(key, None)
         self._reports[key] = message
+        if self._controller is None:
+            self._make_whole(message)
         self._send_controller(message)
 
     def _send_controller(self, message: Message) -> None:
@@ -299,8 +315,11 @@ def _compared(node: str, least_us: int, most_us: int) -> HostClock:
 def _start_zygote(memory: int) -> tuple[subprocess.Popen[bytes], Channel]:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-P", "-m", "unskew.runtime.node.zygote", str(theirs.fileno()), str(memory)]
+    # By default torch starts CUDA where a module asks whether it is there, as some do when they are imported, and then no rank
+    # that is forked could use it.
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     # A session of its own: where the kernel shares cores among sessions, the ranks' load is not the agent's.
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno(), memory], start_new_session=True)
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno(), memory], start_new_session=True, env=environment)
     theirs.close()
     return process, Channel(ours)
 

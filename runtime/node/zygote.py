@@ -15,8 +15,8 @@ import sys
 import time
 from contextlib import suppress
 
-import torch
-import torch.fx.experimental.symbolic_shapes  # the first backward imports it: a second's work, once here and not in all ranks
+# The first backward imports it: a second's work, once here and not in all ranks.
+import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
 from unskew.collector.process_log import report
 from unskew.runtime.channel import Channel, readable
@@ -24,8 +24,8 @@ from unskew.runtime.corpus import CorpusError
 from unskew.runtime.data import Data, load_data
 from unskew.runtime.heartbeat_page import HeartbeatPage
 from unskew.runtime.model.own_model import model_of
+from unskew.runtime.node.gpus import node_gpus
 from unskew.runtime.node.processes import die_with_parent, exit_detail
-from unskew.runtime.nvml import gpu_models
 from unskew.runtime.own import OwnError
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
@@ -84,8 +84,8 @@ class Zygote:
         gc.freeze()
         gc.disable()
         answer_at_once()  # from now on it forks, reaps, and sleeps
-        gpus = torch.cuda.device_count()
-        self._channel.send(Ready(gpus=gpus, gpu_models=gpu_models(gpus), problem=problem))
+        gpus = node_gpus()
+        self._channel.send(Ready(gpus=gpus.count, gpu_models=gpus.models, problem=problem))
 
     def _fork(self, rank_spec: RankSpec) -> None:
         if rank_spec.writer in self._writers:  # asked for by the controller before, too

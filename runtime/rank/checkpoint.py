@@ -50,6 +50,10 @@ def to_write(plan: Plan, rank: int) -> list[int]:
     return written
 
 
+class UnreadableCheckpoint(RuntimeError):  # noqa: N818 - an event of the run, not a defect
+    """A part of the checkpoint that a run goes on with is not what was written: no rank can begin."""
+
+
 class CheckpointWriter:
     """Writes what it is given to `folder`, one checkpoint after the other; `report` hears of each, from the thread."""
 
@@ -102,11 +106,9 @@ class CheckpointWriter:
                 beside.rename(path)
                 shutil.rmtree(old, ignore_errors=True)
             except (Exception, CheckpointException) as raised:  # a full disk costs the checkpoint, never the rank
-                # torch's is no `Exception`, and has the error within.
-                error = next((one for one, _ in getattr(raised, "failures", {}).values()), raised)
                 shutil.rmtree(beside, ignore_errors=True)  # the log needs the place more
                 self._given = (-1, frozenset())
-                problem = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                problem = _cause(raised)
             part = CheckpointPart(
                 rank=self._rank,
                 iterations=iterations,
@@ -125,8 +127,10 @@ class CheckpointWriter:
 
 
 def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callable[..., HeldLayer]) -> HeldLayer:
-    """A part of a layer from what is there of it; `make` makes the place for any `part`."""
-    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415 - see above
+    """A part of a layer from what is there of it; `make` makes the place for any `part`.
+    Raises `UnreadableCheckpoint`."""
+    from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415 - see above
+    from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
     layer = make(part=part)
     for path, one in checkpoint.slices(number).items():
@@ -136,7 +140,11 @@ def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callab
             continue
         held = layer if stored == part else make(part=stored)
         state = dict(_copied(number, held))
-        load(state, checkpoint_id=path, no_dist=True)
+        try:
+            load(state, checkpoint_id=path, no_dist=True)
+        except (Exception, CheckpointException) as raised:
+            again = f"remove {checkpoint.folder} to go on from the checkpoint before it"
+            raise UnreadableCheckpoint(f"{path} cannot be read ({_cause(raised)}): {again}") from raised
         with torch.no_grad():
             for (_, tensor), value in zip(held.named_tensors(), state.values(), strict=True):
                 tensor.copy_(value)
@@ -144,6 +152,12 @@ def restore(checkpoint: Checkpoint, number: int, part: Part | None, make: Callab
             layer.copy_from(held, piece)
     layer.stepped(checkpoint.index.iterations)
     return layer
+
+
+def _cause(raised: BaseException) -> str:
+    """Of what torch raised, which is no `Exception` and has the error within."""
+    error = next((one for one, _ in getattr(raised, "failures", {}).values()), raised)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _copied(number: int, layer: HeldLayer) -> Iterable[tuple[str, Tensor]]:

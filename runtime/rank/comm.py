@@ -10,11 +10,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from queue import SimpleQueue
+from stat import S_ISSOCK
 from typing import Any, Protocol
 
 import torch
@@ -149,9 +149,9 @@ class _GlooStore(Store):
         return True
 
 
-def arrive(rendezvous: Rendezvous, plan_version: int, rank: int, phase: str = "") -> None:
+def arrive(rendezvous: Rendezvous, plan_version: int, rank: int) -> None:
     """Tell the others, without connecting to them, that this rank has come to where they build their groups."""
-    rendezvous.publish(f"plan{plan_version}{phase}/here/{rank}", b"")
+    rendezvous.publish(f"plan{plan_version}/here/{rank}", b"")
 
 
 class Comm:
@@ -177,9 +177,9 @@ class Comm:
         self.plan_version, self.rank, self.members = plan_version, rank, tuple(members)
         self._awaited, self._phase = tuple(awaited), phase
         self._before = _sockets()
-        self._own: dict[int, str] | None = None
+        self._own: dict[int, int] | None = None
         self._listing = threading.Lock()
-        self.built = False
+        self.built = self._shut = False
         self._waiter = _Waiter()
         self._index = {member: index for index, member in enumerate(self.members)}
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
@@ -187,23 +187,31 @@ class Comm:
         self._world: Any = None
         self._wanted = [group for group in dict.fromkeys(groups) if rank in group and len(group) > 1]
 
-    def build(self) -> None:
-        """Meet the other members, then connect. Raises `PeerLost`, also when the plan is called off."""
+    def build(self, stated: bytes = b"") -> dict[int, bytes]:
+        """Meet the other members, then connect; what each has `stated` when it came. Raises `PeerLost`, also when the plan is
+        called off."""
         try:
-            self._meet()
+            # What Gloo builds has a time limit that begins with its first member: so all are here before.
+            heard = self._meet("here", stated, self._awaited)
             self._waiter.wait(_Connecting(self._connect))
             self.built = True
+            return heard
         finally:
             # Whatever this process opens from here on is not the groups', also when they were not built, and also where `stop`
             # is just listing them in another thread.
             with self._listing:
                 self._own = _new_sockets(self._before)
 
-    def _meet(self) -> None:
-        """Wait until all members have come: what Gloo builds has a time limit that begins with its first member."""
-        arrive(self._rendezvous, self.plan_version, self.rank, self._phase)
-        here = f"plan{self.plan_version}{self._phase}/here"
-        self._rendezvous.fetch([f"{here}/{member}" for member in (*self.members, *self._awaited)], self.plan_version)
+    def state_again(self, stated: bytes) -> dict[int, bytes]:
+        """What each member states once more, after `build`. Raises `PeerLost`."""
+        return self._meet("again", stated)
+
+    def _meet(self, where: str, stated: bytes, awaited: Sequence[int] = ()) -> dict[int, bytes]:
+        """Wait until all members have come, and who is `awaited`; what the members stated."""
+        place = f"plan{self.plan_version}{self._phase}/{where}"
+        self._rendezvous.publish(f"{place}/{self.rank}", stated)
+        keys = [f"{place}/{member}" for member in (*self.members, *awaited)]
+        return dict(zip(self.members, self._rendezvous.fetch(keys, self.plan_version), strict=False))
 
     def _connect(self) -> None:
         self._world = self._group("world", self.members)
@@ -245,7 +253,12 @@ class Comm:
         milliseconds."""
         self._waiter.stop()
         with self._listing:
-            own = self._own if self._own is not None else _new_sockets(self._before)
+            if not self._shut:
+                self._shut = self._own is not None  # else more of them may be opened still
+                self._shut_sockets(self._own if self._own is not None else _new_sockets(self._before))
+
+    @staticmethod
+    def _shut_sockets(own: Mapping[int, int]) -> None:
         open_now = _sockets()
         for descriptor, inode in own.items():
             if open_now.get(descriptor) != inode:
@@ -289,8 +302,10 @@ class Team:
 
     def gather_unpriced(self, tensor: Tensor) -> Tensor:
         """The same of what no device would exchange: it has no price."""
+        ours = tensor.to("cpu").contiguous()  # a GPU's own work ends first: that is no wait
         with self._waiting():
-            return self._comm.all_gather(tensor.to("cpu").contiguous(), self.ranks).to(tensor.device)
+            gathered = self._comm.all_gather(ours, self.ranks)
+        return gathered.to(tensor.device)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -311,16 +326,17 @@ class _peer_lost:  # noqa: N801  (reads as a statement)
             raise PeerLost(str(error).split("\n")[0]) from error
 
 
-def _new_sockets(before: dict[int, str]) -> dict[int, str]:
+def _new_sockets(before: Mapping[int, int]) -> dict[int, int]:
     return {descriptor: inode for descriptor, inode in _sockets().items() if before.get(descriptor) != inode}
 
 
-def _sockets() -> dict[int, str]:
+def _sockets() -> dict[int, int]:
     """Open sockets of this process: descriptor -> inode, which distinguishes a reused descriptor."""
     found = {}
-    for entry in Path("/proc/self/fd").iterdir():
+    # Survivors of a death list them all at once, on cores that they share: by paths and links it takes ten times as long.
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with suppress(OSError):
-            target = str(entry.readlink())
-            if target.startswith("socket:"):
-                found[int(entry.name)] = target
+            status = os.fstat(int(name))
+            if S_ISSOCK(status.st_mode):
+                found[int(name)] = status.st_ino
     return found

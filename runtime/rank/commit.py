@@ -2,7 +2,7 @@
 
 After its gradients are reduced, a rank enters a barrier, which means "I hold all gradients" and carries its vote. Whoever
 passes the barrier knows that every member holds the reduced gradients of the iteration. After an abort the survivors
-exchange their standing:
+tell each other their standing, in the rendezvous where they meet:
 
 * if anyone passed the barrier of iteration i, everyone who has not stepped i yet steps it now, from the gradients it still
   holds;
@@ -15,11 +15,14 @@ spirit.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
 
+from unskew.analytics.core.plan import Role
+from unskew.analytics.shards.parts import Part
+from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.rank.comm import Comm
 
 
@@ -86,10 +89,49 @@ class AgreedCommit(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
 
-def settle(comm: Comm, mine: CommitStanding) -> AgreedCommit:
-    """Exchange standings among the survivors and decide. Raises `PeerLost` when another one dies meanwhile."""
-    rows = comm.all_gather(torch.tensor(_row(mine), dtype=torch.float64))
-    return decide([_standing([float(value) for value in row]) for row in rows])
+class HeldCopy(msgspec.Struct, frozen=True):
+    """A copy of a layer, or of a `part` of it, stepped so often; `summed`: which micro-batches its gradient is the sum of, each
+    with the plan version under which it was computed."""
+
+    part: Part | None
+    steps: int
+    summed: Mapping[int, int]
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank says of itself where it meets the others of a plan; `copies` of each layer, the present one first."""
+
+    standing: CommitStanding
+    copies: Mapping[int, Sequence[HeldCopy]]
+
+    def parts(self, committed: int) -> dict[int, list[Part | None]]:
+        """Layer -> the parts of which there are current copies."""
+        parts = {layer: [copy.part for copy in of if copy.steps == committed] for layer, of in self.copies.items()}
+        return {layer: of for layer, of in parts.items() if of}
+
+    def sums(self, role: Role, committed: int) -> dict[int, Mapping[int, int]]:
+        """Layer -> what the gradient is the sum of in the copy that `role` goes on with."""
+        found = {}
+        for layer in role.layers:
+            of = (copy for copy in self.copies.get(layer, ()) if copy.steps == committed and copy.part == role.part)
+            if (copy := next(of, None)) is not None:
+                found[layer] = copy.summed
+        return found
+
+
+def encoded(standing: CommitStanding, copies: Mapping[int, Sequence[HeldLayer]]) -> bytes:
+    """What a rank says, for the rendezvous."""
+    held = {layer: [HeldCopy(copy.part, copy.steps, copy.summed) for copy in of] for layer, of in copies.items()}
+    return _encoder.encode(RankState(standing=standing, copies=held))
+
+
+def decoded(heard: Mapping[int, bytes]) -> dict[int, RankState]:
+    """Rank -> what it says of itself."""
+    return {rank: _decoder.decode(stated) for rank, stated in heard.items()}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RankState)
 
 
 def decide(standings: Sequence[CommitStanding]) -> AgreedCommit:
@@ -106,28 +148,3 @@ def decide(standings: Sequence[CommitStanding]) -> AgreedCommit:
     outcomes = [s.outcome for s in standings if s.outcome is not None and s.outcome.iteration == committed - 1]
     begun = [standing.attempt for standing in standings if standing.stepped == committed]
     return AgreedCommit(committed=committed, outcome=outcomes[0] if outcomes else None, attempt=max(begun, default=-1) + 1)
-
-
-_NO_OUTCOME = (-1.0,) * 7
-
-
-def _row(standing: CommitStanding) -> list[float]:
-    outcome = standing.outcome
-    fields = _NO_OUTCOME if outcome is None else tuple(float(value) for value in msgspec.structs.astuple(outcome))
-    return [float(standing.stepped), float(standing.attempt), *fields]
-
-
-def _standing(row: Sequence[float]) -> CommitStanding:
-    iteration, plan_version, attempt, loss, next_plan_version, log_complete, clock_us = row[2:]
-    outcome = None
-    if iteration >= 0:
-        outcome = CommitOutcome(
-            iteration=int(iteration),
-            plan_version=int(plan_version),
-            attempt=int(attempt),
-            loss=loss,
-            next_plan_version=int(next_plan_version),
-            log_complete=bool(log_complete),
-            clock_us=int(clock_us),
-        )
-    return CommitStanding(stepped=int(row[0]), attempt=int(row[1]), outcome=outcome)

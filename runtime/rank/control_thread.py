@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Protocol
 
 import torch
@@ -38,6 +39,9 @@ from unskew.runtime.rank.progress import RankProgress
 AHEAD, AHEAD_S = 4, 3.0
 """Virtual time takes none of the controller's: ranks on it are so many iterations ahead of what is judged, and wait so long for
 it, so that what is decided does not depend on how busy the machine is."""
+GPU_MEMORY_S = 1.0
+"""So often torch is asked for the peak of a GPU's memory: each time it holds up, for a tenth of a millisecond, whoever launches
+work."""
 _QUORUMS = 64
 """So many of the newest are kept."""
 
@@ -262,15 +266,17 @@ class ControlThread:
 
     def _beat(self, page: HeartbeatPage) -> None:
         progress, pid, thread = self._progress, os.getpid(), threading.get_native_id()
-        count, moved_s = -1, 0.0
+        count, moved_s, peak, asked_s = -1, 0.0, 0, -inf
         while True:
             now_s = time.monotonic()
+            if self._rank_spec.gpu is None or now_s - asked_s >= GPU_MEMORY_S:
+                peak, asked_s = peak_bytes(self._rank_spec.gpu), now_s
             if progress.count != count:
                 count, moved_s = progress.count, now_s
             beat = Beat(
                 pid=pid, thread=thread, count=count, iteration=progress.iteration, activity=progress.activity,
                 waits_for=progress.waits_for, promised_s=progress.promised_s, at_s=now_s, moved_s=moved_s,
-                peak_bytes=peak_bytes(self._rank_spec.gpu),
+                peak_bytes=peak,
             )  # fmt: skip
             page.write(self._rank_spec.rank, beat)
             time.sleep(BEAT_S)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.gradient_sync import MOST_IN_FLIGHT, Bucket, through
-from unskew.analytics.scheduler.kept import KeptGradients, keep, nothing_kept
+from unskew.analytics.scheduler.kept import Held, KeptGradients, keep, nothing_kept
 from unskew.analytics.shards.parts import Piece
 from unskew.collector.events import Span
 from unskew.runtime.model.layers import HeldLayer
@@ -105,8 +105,9 @@ class GradientSums:
             self._begin_closed()
 
     def _close(self, layers: Iterable[int]) -> None:
-        self._open.difference_update(layers)
-        self._closed_us.update(dict.fromkeys(layers, self._device.ended_us()))
+        if closed := tuple(layers):  # else nobody need know when the last chunk ended, for which a GPU is waited for
+            self._open.difference_update(closed)
+            self._closed_us.update(dict.fromkeys(closed, self._device.ended_us()))
         self.keep()
 
     @property
@@ -210,28 +211,16 @@ def loss_of(plan: Plan, layers: Mapping[int, HeldLayer], rank: int) -> float:
     return sum(losses[micro_batch] for micro_batch in range(len(plan.routes)))
 
 
-def keep_gradients(plan: Plan, layers: Mapping[int, HeldLayer], comm: Comm, committed: int, *, wanted: bool) -> KeptGradients:
-    """Agree with all ranks of the plan on what counts of the attempt that broke, and take over the whole sums that this rank
-    lacks; not `wanted`: nothing counts. Raises `PeerLost`; then what each holds is as it was, or more."""
-    everything, role = len(plan.routes), plan.role_of[comm.rank]
-    if not wanted:
+def keep_gradients(plan: Plan, layers: Mapping[int, HeldLayer], comm: Comm, held: Held | None) -> KeptGradients:
+    """What counts of the attempt that broke, by what all ranks of the plan hold of it, and take over the whole sums that this
+    rank lacks; None: nothing counts. Raises `PeerLost`; then what each holds is as it was, or more."""
+    if held is None:
         for layer in layers.values():
             layer.clear_gradients()
         return nothing_kept(plan)
-    mine = torch.full((plan.n_layers, everything), -1, dtype=torch.int32)
     for number, layer in layers.items():
-        if layer.steps != committed or not role.holds(number, 1):
+        if not held[comm.rank].get(number):
             layer.clear_gradients()
-        for micro_batch, plan_version in layer.summed.items():
-            mine[number, micro_batch] = plan_version
-    rows = dict(zip(comm.members, comm.all_gather(mine).tolist(), strict=True))
-    held = {
-        rank: {
-            layer: {one: version for one, version in enumerate(rows[rank][layer]) if version >= 0}
-            for layer in plan.role_of[rank].layers
-        }
-        for rank in plan.ranks
-    }
     kept = keep(plan, held)
     for rank, number in kept.dropped:
         if rank == comm.rank:

@@ -1,8 +1,8 @@
 """Layers, and pieces of them, move with their optimiser state, straight from rank to rank.
 
-A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank reports which copies it
-holds, so the moves follow from what is really there, also when a move was cut short by a death: a layer is kept by its old
-holder until the first iteration under the new plan is committed.
+A copy of a layer is current when it has been stepped as often as iterations are committed. Every rank says which copies it
+holds when it comes to meet the others, so the moves follow from what is really there, also when a move was cut short by a
+death: a layer is kept by its old holder until the first iteration under the new plan is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.shards.parts import WHOLE, Part, Piece, common, ends_of, part_of, pieces_of
+from unskew.analytics.shards.parts import Part, Piece, common, ends_of, pieces_of
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.rank.comm import Comm
 
@@ -73,21 +73,9 @@ def _has(part: Part | None, piece: Piece) -> bool:
     return piece.low == piece.high or (low <= piece.low and piece.high <= high)
 
 
-_COPIES = 3
-"""So many of one layer count: the present one first."""
-
-
-def exchange_holdings(comm: Comm, n_layers: int, copies: Copies, committed: int) -> dict[int, dict[int, list[Part | None]]]:
-    """What each rank has current copies of. Raises `PeerLost`."""
-    rows = torch.zeros((n_layers, _COPIES, 3), dtype=torch.int64)
-    for number, of in copies.items():
-        current = [copy.part or WHOLE for copy in of if copy.steps == committed]
-        for place, part in enumerate(current[:_COPIES]):
-            rows[number, place] = torch.tensor((part.first, part.end, part.of))
-    return {
-        rank: {layer: [part_of(*ends) for ends in of if ends[2]] for layer, of in enumerate(held) if of[0][2]}
-        for rank, held in zip(comm.members, comm.all_gather(rows).tolist(), strict=True)
-    }
+def copies_of(layers: Mapping[int, HeldLayer], before: Mapping[int, Sequence[HeldLayer]]) -> dict[int, list[HeldLayer]]:
+    """All that a rank has: `before`, what it had of layers of which it has another part now."""
+    return {number: [layer, *before.get(number, ())] for number, layer in layers.items()}
 
 
 def execute_moves(
@@ -95,7 +83,8 @@ def execute_moves(
 ) -> int:
     """Send from the `copies` that were there, and fill those of `layers` that are new. Returns bytes received.
 
-    Ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises `PeerLost`.
+    Where something moves it ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises
+    `PeerLost`.
     """
     arriving = [
         (move.piece, comm.receive(layers[move.piece.layer].room_for(move.piece), move.source, tag))
@@ -121,7 +110,8 @@ def execute_moves(
         layers[number].stepped(committed)
     for message in leaving:
         message.wait()
-    comm.all_gather(torch.zeros(1))
+    if moves:
+        comm.all_gather(torch.zeros(1))
     return received
 
 
@@ -136,19 +126,21 @@ def settle_in(
     before: dict[int, list[HeldLayer]],
     make: Callable[[int, Part | None], HeldLayer],
     *,
+    current: Holdings | None,
     committed: int,
-    begins: bool,
 ) -> int:
-    """Bring into `layers` what the plan asks this rank to hold; the bytes that came. Where the run `begins` nothing moves: each
-    makes its own. `before`: what it had of layers of which it has another part now. Raises `PeerLost`; then nothing changed."""
-    copies = {number: [layer, *before.get(number, ())] for number, layer in layers.items()}
-    current = exchange_holdings(comm, plan.n_layers, copies, committed)
+    """Bring into `layers` what the plan asks this rank to hold; the bytes that came. `current`: what is there; None where the
+    run begins and each makes its own. `before`: what it had of layers of which it has another part now. Raises `PeerLost`; then
+    nothing changed."""
+    copies = copies_of(layers, before)
     mine = {}
     for role in [plan.role_of[comm.rank]] if comm.rank in plan.role_of else []:
         for number in role.layers:
             there = (copy for copy in copies.get(number, ()) if copy.steps == committed and copy.part == role.part)
             mine[number] = next(there, None) or make(number, role.part)
-    received = execute_moves(comm, () if begins else plan_moves(plan, current), copies, mine, committed)
+    if current is None:
+        comm.all_gather(torch.zeros(1))  # what others take to make theirs is no time of the first iteration
+    received = execute_moves(comm, () if current is None else plan_moves(plan, current), copies, mine, committed)
     before.clear()
     before.update(
         {number: [copy for copy in of if copy is not mine.get(number)] for number, of in copies.items() if number in mine}

@@ -13,7 +13,8 @@ from unskew.runtime.rank.comm import Comm
 from unskew.runtime.rank.device import ChunkOf, Device
 from unskew.runtime.rank.recorder import Recorder
 
-SIZE = 256
+SIZE, SIZE_ON_GPU = 256, 4096
+"""Of the matrices: on a GPU a small product would measure how fast it is launched."""
 _WORK = Work(256, 256 * 256)
 """What an emulated device takes the product for: a forward pass of one layer over 256 tokens."""
 _TAG = 1 << 20
@@ -32,7 +33,9 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
 
 def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder) -> int:
     """The median time of the matrix product, each repetition recorded."""
-    matrix = torch.full((SIZE, SIZE), 0.5, device=device.torch_device)
+    size = SIZE_ON_GPU if device.torch_device.type == "cuda" else SIZE
+    matrix = torch.full((size, size), 0.5, device=device.torch_device)
+    device.drain()
     times = []
     for _ in range(repeats):
         chunk = ChunkOf("F", iteration, 1, False, _WORK, device.now_us())
@@ -56,9 +59,9 @@ def _transfers(probe: Probe, rank: int, device: Device, comm: Comm, recorder: Re
             if rank not in (sender, receiver):
                 continue
             for size in probe.message_bytes:
-                buffer = torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
+                buffer = torch.zeros(size, dtype=torch.uint8)  # on the host, as all that Gloo carries
                 # One byte in the other direction first: the transfer begins when both sides are there.
-                here = torch.zeros(1, dtype=torch.uint8, device=device.torch_device)
+                here = torch.zeros(1, dtype=torch.uint8)
                 if rank == sender:
                     comm.receive(here, receiver, _TAG + number).wait()
                     comm.send(buffer, receiver, _TAG + number).wait()

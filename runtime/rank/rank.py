@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,14 +43,14 @@ from unskew.runtime.protocol import (
     StandbyProduct,
 )
 from unskew.runtime.rank.attempt import AttemptMeans
-from unskew.runtime.rank.checkpoint import CheckpointWriter, restore, to_write
+from unskew.runtime.rank.checkpoint import CheckpointWriter, UnreadableCheckpoint, restore, to_write
 from unskew.runtime.rank.comm import Comm, PeerLost, arrive
-from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, Vote, settle, vote
+from unskew.runtime.rank.commit import CommitOutcome, CommitStanding, RankState, Vote, decide, decoded, encoded, vote
 from unskew.runtime.rank.control_thread import ControlThread
 from unskew.runtime.rank.device import make_device
 from unskew.runtime.rank.gradients import keep_gradients, loss_of
 from unskew.runtime.rank.injection import Injector
-from unskew.runtime.rank.migrate import LayersLost, settle_in
+from unskew.runtime.rank.migrate import LayersLost, copies_of, settle_in
 from unskew.runtime.rank.probe import product_us, run_probe
 from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.rank.recorder import Recorder
@@ -67,12 +68,8 @@ def run_rank(rank_spec: RankSpec, corpus: Data, page: HeartbeatPage, kind: type[
         rank.run()
     except Exception as error:
         report(traceback.format_exc())
-        detail = f"{type(error).__name__}: {error}"
-        control.send(
-            RankFailed(
-                rank=rank_spec.rank, plan_version=rank.plan.plan_version, detail=detail, fatal=isinstance(error, LayersLost)
-            )
-        )
+        detail, fatal = f"{type(error).__name__}: {error}", isinstance(error, LayersLost | UnreadableCheckpoint)
+        control.send(RankFailed(rank=rank_spec.rank, plan_version=rank.plan.plan_version, detail=detail, fatal=fatal))
         raise
     finally:
         spool.close()
@@ -293,19 +290,20 @@ class Rank:
         groups = [*plan.teams.values(), *(ranks for ranks, _ in plan.gradient_groups)]
         if leaving:
             members = sorted({*plan.ranks, *leaving})
-            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover"))
+            comm = Comm(self.control, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover")
         else:
-            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups))
+            comm = Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups)
+        heard = decoded(self._connect(comm, self._stated()))
         if waited:  # for the others to come to the boundary: that is no part of what the change costs
             start_us, began_ns = self.device.now_us(), time.monotonic_ns()
-        self._settle()
+        states = self._settle(heard)
         self.recorder.regroup(plan, self.stepped, start_us)
         started = time.monotonic()
-        received = self._migrate(plan)
+        received = self._migrate(plan, states)
         migrate_s = time.monotonic() - started
         if record.abort:
-            wanted = self.options.recovery == "in-step"
-            self.kept = keep_gradients(plan, self.layers, self._connected(), self.stepped, wanted=wanted)
+            held = {rank: states[rank].sums(role, self.stepped) for rank, role in plan.role_of.items()}
+            self.kept = keep_gradients(plan, self.layers, comm, held if self.options.recovery == "in-step" else None)
         if self.rank_spec.rank in leaving:
             arrive(self.control, plan.plan_version, self.rank_spec.rank)
             return
@@ -326,19 +324,25 @@ class Rank:
             )
         )
 
-    def _connect(self, comm: Comm) -> None:
+    def _connect(self, comm: Comm, stated: bytes = b"") -> dict[int, bytes]:
+        """Go over to other groups; what each member has stated where they met."""
         before, self.comm = self.comm, comm
         self.control.use(comm)
         try:
-            comm.build()
+            return comm.build(stated)
         finally:
             # Only now: a member that is still reading the old groups' last vote would take a closed socket for a loss.
             if before is not None and before.built:
                 before.drop()
 
-    def _settle(self) -> None:
-        """Agree on what is committed; what others have committed without a rank on standby it takes as done."""
-        settled = settle(self._connected(), CommitStanding(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome))
+    def _stated(self) -> bytes:
+        standing = CommitStanding(stepped=self.stepped, attempt=self.attempt, outcome=self.outcome)
+        return encoded(standing, copies_of(self.layers, self.before))
+
+    def _settle(self, heard: Mapping[int, RankState]) -> Mapping[int, RankState]:
+        """Agree on what is committed; what others have committed without a rank on standby it takes as done. What each holds
+        then."""
+        settled = decide([state.standing for state in heard.values()])
         if self.stepped < settled.committed and settled.outcome is not None:
             self.outcome = settled.outcome
             if self.on_standby:
@@ -347,8 +351,11 @@ class Rank:
             else:
                 self._step(settled.outcome, settled=True)
         self.attempt = settled.attempt - 1
+        if all(state.standing.stepped == settled.committed for state in heard.values()):
+            return heard
+        return decoded(self._connected().state_again(self._stated()))
 
-    def _migrate(self, plan: Plan) -> int:
+    def _migrate(self, plan: Plan, states: Mapping[int, RankState]) -> int:
         """Bring what the plan asks this rank to hold, then act on the plan; the bytes that came.
         A rank that leaves keeps its copies: a death before the plan is in force brings the old one back.
         """
@@ -356,7 +363,8 @@ class Rank:
         start_us = self.device.now_us()
         begins = self.stepped == self.options.first_iteration
         make = partial(self._layer, begins=begins)
-        received = settle_in(comm, plan, self.layers, self.before, make, committed=self.stepped, begins=begins)
+        current = None if begins else {rank: state.parts(self.stepped) for rank, state in states.items()}
+        received = settle_in(comm, plan, self.layers, self.before, make, current=current, committed=self.stepped)
         self.plan = plan
         self.recorder.migrate(plan, self.stepped, start_us, received)
         return received

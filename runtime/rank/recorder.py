@@ -99,7 +99,8 @@ class Recorder:
                     group="-".join(map(str, team)) or None,
                     compute_us=timing.compute_us,
                     wait_tp_us=timing.wait_tp_us,
-                    wait_pp_us=done.wait_us,
+                    # Where work is launched ahead, the host waits while the device still computes what came before.
+                    wait_pp_us=done.wait_us if timing.idle_us is None else min(done.wait_us, timing.idle_us),
                     runq_us=timing.runq_us,
                 )
             )
@@ -129,6 +130,7 @@ class Recorder:
             )
 
     def optimizer(self, start_us: int) -> None:
+        self._device.drain()
         self.add(self.span(kind="optimizer", start_us=start_us, wall_us=self._device.now_us() - start_us))
 
     def regroup(self, plan: Plan, iteration: int, start_us: int) -> None:

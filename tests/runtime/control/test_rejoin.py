@@ -38,7 +38,7 @@ from unskew.edge.load_run import load_run
 from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
-LAYOUT = {"layers": 6, "iterations": 56, "respawns": 3}
+LAYOUT = {"layers": 6, "profile": "long", "iterations": 56, "respawns": 3}
 MOST_STILL_S = 2.0
 """A join holds the others up for the change of plan alone: 0.03 to 0.2 s on a busy machine of two cores."""
 

@@ -6,6 +6,7 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,14 +23,14 @@ from unskew.analytics.scheduler.recovery import recover
 from unskew.collector import rights
 from unskew.collector.command import Command
 from unskew.collector.events import CheckpointSaved, DeviceJoined, IterationCommitted, Note, RunStarted
-from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, part_name, seal
+from unskew.collector.files.checkpoints import CheckpointIndex, checkpoints, damaged, part_name, seal
 from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import send
 from unskew.runtime.control import launch
-from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.control.resume import resumed
+from unskew.runtime.node.checkpoints import CheckpointParts
 from unskew.runtime.node.processes import process_state
 from unskew.runtime.options import OptionsError, RunOptions
 from unskew.runtime.protocol import CheckpointPart
@@ -171,6 +172,21 @@ def test_a_save_that_was_cut_short_leaves_the_one_before(tmp_path: Path) -> None
     assert checkpoints(store, "run")[-1].part(1) == store.checkpoints("run") / "00000012" / "rank-0000"
 
 
+@pytest.mark.parametrize("lost", ["index.json", "rank-0000/.metadata", "rank-0000/data"])
+@pytest.mark.parametrize("how", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:9])], ids=["gone", "cut"])
+def test_a_checkpoint_that_lacks_something_is_passed_over(lost: str, how: Callable[[Path], object], tmp_path: Path) -> None:
+    store = Store.locate(tmp_path)
+    for iterations in (4, 8):
+        part = store.checkpoints("run") / f"{iterations:08d}" / part_name(0)
+        part.mkdir(parents=True)
+        for name in (".metadata", "data"):
+            (part / name).write_bytes(bytes(10))
+        seal(store, "run", CheckpointIndex(iterations=iterations, writers=(0, 0)))
+    how(part.parent / lost)
+    assert [one.index.iterations for one in checkpoints(store, "run")] == [4]
+    assert damaged(store, "run") == ([] if (lost, how) == ("index.json", Path.unlink) else [part.parent])
+
+
 @pytest.mark.slow
 @pytest.mark.limit(120)
 @pytest.mark.usefixtures("forked")
@@ -204,6 +220,25 @@ def test_with_no_plan_left_it_waits_for_ranks_and_goes_on_from_its_checkpoint(
         send_signal(pid, signal.SIGTERM)
 
 
+@pytest.mark.slow
+@pytest.mark.limit(60)
+@pytest.mark.usefixtures("forked")
+def test_with_no_plan_left_before_the_first_checkpoint_it_begins_anew(tmp_path: Path, undisturbed: list[float]) -> None:
+    stated: list[str] = []
+
+    def hear(entry: Entry) -> None:
+        stated.extend([entry.event.text] if isinstance(entry.event, Note) else [])
+
+    faults = parse_faults(["kill:rank=1,at=2"], ranks=2, iterations=ITERATIONS)
+    options = msgspec.structs.replace(OPTIONS, dp=1, faults=faults, store=str(tmp_path), when_stuck="wait", respawns=3)
+    summary = launch.run(options, on_event=hear)
+    assert any("a pipeline has 2; then it begins anew, for it has no checkpoint yet" in text for text in stated)
+    assert (summary.status, summary.resumed_at) == ("done", None)
+    assert summary.losses == pytest.approx(undisturbed, rel=0, abs=1e-8)
+    for pid in collectors(Store.locate(tmp_path)):
+        send_signal(pid, signal.SIGTERM)
+
+
 def part(rank: int, iterations: int, *layers: int) -> CheckpointPart:
     return CheckpointPart(rank=rank, iterations=iterations, layers=layers, bytes=10, seconds=0.5, paused_us=rank)
 
@@ -226,8 +261,11 @@ def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None
     run = train(tmp_path, iterations=2, checkpoint_every=0)
     (started,) = run.of(RunStarted)
     assert (started.first_iteration, started.resumed_from) == (0, None)
-    with open_store(run.store) as reader, pytest.raises(OptionsError, match="has no checkpoint in"):
-        resumed(run.store, reader, run.id, {}, ())
+    with open_store(run.store) as reader:
+        with pytest.raises(OptionsError, match="has no whole checkpoint in"):
+            resumed(run.store, reader, run.id, {}, ())
+        with pytest.raises(OptionsError, match="ended before it began to train"):
+            resumed(run.store, reader, "killed-at-once", {}, ())
     (run.store.checkpoints(run.id) / "00000002").mkdir(parents=True)
     seal(run.store, run.id, CheckpointIndex(iterations=2, writers=(0,) * 4))
     with open_store(run.store) as reader:

@@ -35,7 +35,7 @@ from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
 SLOW = "slow:rank=1,factor=6,at=9"
-LAYOUT = {"layers": 4, "iterations": 60}
+LAYOUT = {"profile": "long", "iterations": 60}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LONG_CHUNKS, device=device, layers=4, iterations=32)
+    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LONG_CHUNKS, device=device, **{**LAYOUT, "iterations": 32})
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.victims) == (1, how, ())

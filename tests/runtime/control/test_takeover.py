@@ -11,7 +11,7 @@ from support.training.runtime_runs import SMALL
 from unskew.analytics.core.faults import parse_faults
 from unskew.analytics.loop import controller_rules as rules
 from unskew.analytics.loop.adaptation import Adaptation
-from unskew.analytics.loop.controller_state import ControllerState, Issue, Log, StartRank
+from unskew.analytics.loop.controller_state import ControllerState, Issue, Log, StartRank, StopRun
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.site import Site
 from unskew.collector.events import (
@@ -29,10 +29,10 @@ from unskew.collector.paths import Store
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.control.checkpoints import CheckpointKeeper
 from unskew.runtime.control.controller import Controller
 from unskew.runtime.control.membership import Membership
 from unskew.runtime.control.takeover import Takeover, is_logged
+from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.protocol import (
     AnyMessage,
     CheckpointPart,
@@ -74,9 +74,19 @@ def test_a_loss_that_no_plan_has_answered_is_answered_and_one_that_was_is_not() 
     state, decisions = rules.taken_over(logged(APPLIED, LOST))
     (issued,) = [one for one in decisions if isinstance(one, Issue)]
     assert (issued.abort, issued.plan.plan_version, 1 in issued.plan.ranks) == (True, 1, False)
+    assert issued.reason == "a new controller took over: rank 1 lost meanwhile"
     again, decisions = rules.taken_over(state)
     (issued,) = [one for one in decisions if isinstance(one, Issue)]
     assert (issued.plan.plan_version, again.plans.next_plan_version) == (1, 2)
+
+
+def test_with_no_plan_left_all_lost_ranks_are_named() -> None:
+    state, _ = rules.taken_over(logged(APPLIED, LOST))
+    _, decisions = rules.lost(state, msgspec.structs.replace(LOST, rank=3, device="d:3"))
+    assert decisions[-1] == StopRun(
+        "no living rank holds layers 2, 3 after the loss of rank 3: a checkpoint is needed to go on (lost before: rank 1)",
+        no_plan=True,
+    )
 
 
 def test_a_rank_that_was_added_is_started_again_and_one_that_is_there_is_not_taken_for_lost() -> None:

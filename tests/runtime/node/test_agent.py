@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from unskew.analytics.core.faults import parse_faults
+from unskew.collector.files.checkpoints import checkpoints
+from unskew.collector.paths import Store
 from unskew.runtime.node.agent import Agent
+from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.node.zygote import Zygote
 from unskew.runtime.options import RunOptions
-from unskew.runtime.protocol import FaultAnnounced, Joining, Message, RankSpec
+from unskew.runtime.protocol import CheckpointPart, FaultAnnounced, Joining, Message, RankSpec
 
 
 def test_every_fault_that_was_announced_meanwhile_is_told_to_the_next_controller() -> None:
@@ -24,6 +28,26 @@ def test_every_fault_that_was_announced_meanwhile_is_told_to_the_next_controller
     assert sorted(one.rank for one in reported) == [1, 2]
 
 
+def test_checkpoints_become_whole_while_there_is_no_controller(tmp_path: Path) -> None:
+    """It is killed between two parts of one checkpoint; the next one is written without it."""
+    agent, store = Agent.__new__(Agent), Store.locate(tmp_path)
+    agent._reports, agent._controller, agent._wait_s = {}, Sent(), 30.0  # type: ignore[assignment]
+    agent._checkpoints = CheckpointKeeper(store, "r", 2)
+    for iterations in (4, 8):
+        (store.checkpoints("r") / f"{iterations:08d}").mkdir(parents=True)
+    agent._report(part(0, 4))
+    agent._lose_controller("killed")
+    agent._report(part(1, 4))
+    assert [one.index.iterations for one in checkpoints(store, "r")] == [4]
+    for rank in (1, 0):
+        agent._report(part(rank, 8))
+    assert [one.index.iterations for one in checkpoints(store, "r")] == [4, 8]
+
+
+def part(rank: int, iterations: int) -> CheckpointPart:
+    return CheckpointPart(rank=rank, iterations=iterations, layers=(rank,), bytes=10, seconds=0.5, paused_us=0)
+
+
 class Sent:
     """What a zygote sends."""
 
@@ -32,6 +56,9 @@ class Sent:
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
+
+    def close(self) -> None:
+        pass
 
 
 def test_a_process_that_cannot_be_started_for_a_lost_rank_ends_nobody_else(

@@ -18,7 +18,8 @@ from support.processes import parent
 from support.training.runtime_runs import Run, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
-from unskew.collector.events import DeviceJoined, DeviceLost, IterationCommitted, PlanIssued, RunFinished
+from unskew.collector.events import CheckpointSaved, DeviceJoined, DeviceLost, IterationCommitted, PlanIssued, RunFinished
+from unskew.collector.files.checkpoints import checkpoints
 from unskew.collector.files.segment import SpoolSegment
 from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
@@ -179,6 +180,20 @@ def test_a_decision_that_cannot_be_logged_is_not_carried_out(
     assert len(run.of(PlanIssued)) == 1
     assert len(run.of(DeviceLost)) == (1 if method == "sync" else 0)
     assert run.of(RunFinished) == []
+
+
+def test_training_goes_on_where_a_checkpoint_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write: Any = SpoolSegment.write
+
+    def writing(segment: SpoolSegment, data: bytes) -> int:
+        if b'"checkpoint_saved@1"' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return int(write(segment, data))
+
+    monkeypatch.setattr(SpoolSegment, "write", writing)
+    run = train(tmp_path, checkpoint_every=4)
+    assert (run.summary.status, run.summary.reason, run.of(CheckpointSaved)) == ("done", "", [])
+    assert len(checkpoints(run.store, run.id)) > 0
 
 
 def report(rank: int, committed: int, unwritten: int = 0) -> RankFinished:

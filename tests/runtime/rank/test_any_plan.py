@@ -143,6 +143,10 @@ class Job:
         hub, self.losses = Hub(), {}
         for member in plan.ranks:
             self._hold(plan, member)
+        held = {
+            rank: {number: dict(self.layers[rank][number].summed) for number in role.layers}
+            for rank, role in plan.role_of.items()
+        }
 
         def live(rank: int) -> None:
             layers, device, progress = self.layers[rank], self.device(), RankProgress()
@@ -150,7 +154,7 @@ class Job:
             if dies is not None and rank == dies[0]:
                 comm = MortalComm(hub, rank, plan.ranks, dies[1])
             label = partial(Span, device="", rank=rank, plan_version=plan.plan_version, attempt=0, iteration=0)
-            kept = keep_gradients(plan, layers, comm, 0, wanted=True) if keeps else nothing_kept(plan)
+            kept = keep_gradients(plan, layers, comm, held) if keeps else nothing_kept(plan)
             due = spread(plan, kept)
             actions = [one for one in build_schedule(due).by_rank[rank] if kept.executes(one)]
             buckets = buckets_of(plan, self.layer_bytes, self.bucket_bytes, kept.reduced)

@@ -15,7 +15,7 @@ from unskew.collector.paths import Store
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.size import ModelSize
 from unskew.runtime.protocol import CheckpointPart
-from unskew.runtime.rank.checkpoint import CheckpointWriter, restore
+from unskew.runtime.rank.checkpoint import CheckpointWriter, UnreadableCheckpoint, restore
 
 # As in a rank (checkpoint.py): no process group is there, by intent.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -70,3 +70,16 @@ def test_what_could_not_be_written_is_told_and_tried_again(tmp_path: Path, monke
     writer.finish(60)
     assert [one.problem for one in reports] == ["OSError: No space left on device", ""]
     assert [path.name for path in (tmp_path / "00000005").iterdir()] == [part_name(0)]
+
+
+def test_what_is_not_as_it_was_written_is_named_with_its_checkpoint(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    writer = CheckpointWriter(store.checkpoints("r"), 0, lambda _: None)
+    writer.save(5, {0: layer(0)}, [0])
+    writer.finish(60)
+    seal(store, "r", CheckpointIndex(iterations=5, writers=(0,)))
+    checkpoint = checkpoint_at(store, "r", 5)
+    for file in checkpoint.part(0).glob("*.distcp"):
+        file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(UnreadableCheckpoint, match=f"rank-0000 cannot be read .*: remove {checkpoint.folder} to go on"):
+        restore(checkpoint, 0, None, partial(other, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from support.training.threads_rendezvous import ThreadsRendezvous
 
 from unskew.analytics.core.layout import plan_from_partition
-from unskew.analytics.core.plan import Plan
+from unskew.analytics.core.plan import Plan, Role
+from unskew.analytics.shards.parts import Part
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.comm import Comm
-from unskew.runtime.rank.migrate import LayersLost, exchange_holdings, execute_moves, plan_moves
+from unskew.runtime.rank.commit import CommitStanding, HeldCopy, RankState, decoded
+from unskew.runtime.rank.migrate import LayersLost, execute_moves, plan_moves
 
 N_LAYERS = 6
 _SPLITS = st.lists(st.integers(1, N_LAYERS - 1), max_size=2, unique=True).map(
@@ -65,6 +68,18 @@ def test_moves_bring_every_rank_what_it_lacks_from_one_who_has_it(
         assert set(range(role.first_layer, role.end_layer)) <= set(current[role.rank]) | set(taken)
 
 
+def test_of_what_a_rank_says_only_current_copies_count() -> None:
+    """And of these, for the gradients, only the one of the part that its role goes on with."""
+    half, stale = Part(0, 1, 2), HeldCopy(None, 4, {0: 1})
+    copies = {0: (HeldCopy(half, 5, {1: 2}), HeldCopy(None, 5, {})), 1: (stale,), 2: (stale, HeldCopy(None, 5, {3: 2}))}
+    state = RankState(standing=CommitStanding(stepped=5, attempt=0, outcome=None), copies=copies)
+    heard = decoded({7: msgspec.msgpack.encode(state)})[7]
+    assert heard.parts(5) == {0: [half, None], 2: [None]}
+    role = Role(rank=7, replica=0, stage=0, first_layer=0, n_layers=4)
+    assert heard.sums(role, 5) == {0: {}, 2: {3: 2}}
+    assert heard.sums(msgspec.structs.replace(role, part=half), 5) == {0: {1: 2}}
+
+
 def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three ranks in threads, real messages: rank 2 had nothing, rank 1 gives its first layer up to rank 0."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -93,7 +108,7 @@ def test_parameters_and_moments_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPat
         comm = Comm(rendezvous, 1, rank, plan.ranks, [])
         comm.build()
         copies = {number: [one] for number, one in layers.items()}
-        moves = plan_moves(plan, exchange_holdings(comm, plan.n_layers, copies, 5))
+        moves = plan_moves(plan, {other: {number: [None] for number in numbers} for other, numbers in held.items()})
         role = plan.role_of[rank]
         for number in range(role.first_layer, role.end_layer):
             layers.setdefault(number, layer(number, seed=99))

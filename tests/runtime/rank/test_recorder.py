@@ -5,6 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from unskew.analytics.pipeline.actions import Action
+from unskew.collector.events import Span
+from unskew.runtime.rank.device import ChunkTiming
+from unskew.runtime.rank.executor import ExecutedChunk, ExecutedWork
 from unskew.runtime.rank.recorder import PATIENCE_S, SHORT_PATIENCE_S, Recorder
 
 
@@ -14,6 +20,10 @@ class Disk:
     def __init__(self) -> None:
         self.in_time = True
         self.waited_s: list[float] = []
+        self.spans: list[Span] = []
+
+    def append(self, span: Span) -> None:
+        self.spans.append(span)
 
     def hand_over(self, timeout_s: float) -> bool:
         self.waited_s.append(timeout_s)
@@ -21,7 +31,7 @@ class Disk:
 
 
 def recorder_on(disk: Disk) -> Recorder:
-    spec: Any = SimpleNamespace(options=SimpleNamespace(instrument_turns=0))
+    spec: Any = SimpleNamespace(options=SimpleNamespace(instrument_turns=0), device_id="node:0", rank=0)
     spool: Any = disk
     return Recorder(spool, SimpleNamespace(), spec)  # type: ignore[arg-type]
 
@@ -49,3 +59,15 @@ def test_what_was_missing_before_a_sum_is_missing_in_the_vote() -> None:
         assert recorder.hand_over() is complete
     begin(recorder, 1)
     assert recorder.hand_over()
+
+
+@pytest.mark.parametrize(("idle_us", "waited_us"), [(None, 700), (200, 200), (900, 700)])
+def test_a_device_has_not_waited_while_it_still_computed(idle_us: int | None, waited_us: int) -> None:
+    """The host, which launches work ahead, waits for a message 700 us long."""
+    disk = Disk()
+    recorder = recorder_on(disk)
+    begin(recorder, 0)
+    timing = ChunkTiming(start_us=5, wall_us=10, compute_us=10, idle_us=idle_us)
+    action = Action(kind="F", micro_batch=0, hop=0, rank=0, first_layer=0, n_layers=1)
+    recorder.chunks(ExecutedWork(chunks=[ExecutedChunk(action, lambda: timing, 700, [])]))
+    assert [span.wait_pp_us for span in disk.spans] == [waited_us]

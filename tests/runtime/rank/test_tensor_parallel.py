@@ -19,13 +19,13 @@ from unskew.analytics.scheduler.propose import Proposal
 from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
-from unskew.runtime.control.checkpoints import CheckpointParts
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.size import ModelSize
+from unskew.runtime.node.checkpoints import CheckpointParts
 from unskew.runtime.options import RunOptions
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore
-from unskew.runtime.rank.migrate import settle_in
+from unskew.runtime.rank.migrate import Holdings, settle_in
 
 pytestmark = pytest.mark.limit(120)
 TP = msgspec.structs.replace(SMALL, tp=2, dp=1, heads=4, layers=2, micro_batches=2, iterations=4)
@@ -103,8 +103,10 @@ def test_layers_move_bit_for_bit_when_groups_are_cut_anew() -> None:
         plan, hub = cut(plan, form), Hub()
         validate(plan)
 
-        def live(rank: int, plan: Plan = plan, hub: Hub = hub) -> None:
-            settle_in(ThreadComm(hub, rank, range(6)), plan, layers[rank], {}, make, committed=1, begins=False)
+        current = {rank: {number: [layer.part] for number, layer in held.items()} for rank, held in layers.items()}
+
+        def live(rank: int, plan: Plan = plan, hub: Hub = hub, current: Holdings = current) -> None:
+            settle_in(ThreadComm(hub, rank, range(6)), plan, layers[rank], {}, make, current=current, committed=1)
 
         in_threads(range(6), live)
         for rank in range(6):
@@ -130,7 +132,7 @@ def propose_in_turn(forms: Sequence[Any], monkeypatch: pytest.MonkeyPatch) -> No
         )  # fmt: skip
         return found, "a test"
 
-    monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+    monkeypatch.setattr("unskew.analytics.loop.plans.propose", propose)
 
 
 @pytest.mark.slow

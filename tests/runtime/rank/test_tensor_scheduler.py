@@ -67,13 +67,12 @@ def test_groups_follow_their_members_and_are_predicted(tmp_path: Path) -> None:
     options = msgspec.structs.replace(
         LONG_CHUNKS,
         tp=2,
-        layers=4,
         micro_batches=6,
         dim=24,
         heads=12,
         tokens=128,
         iterations=56,
-        profile="longer",
+        profile="longest",
         link_us=1200,
         link_mbps=31,
     )

@@ -31,10 +31,10 @@ SMALL = RunOptions(
     checkpoint_every=0, respawns=0,
 )  # fmt: skip
 """Who is lost stays away, unless a test wants it otherwise."""
-for name, times in {"long": 4, "longer": 16}.items():
+for name, times in {"long": 4, "longer": 8, "longest": 16}.items():
     PROFILES[name] = CostModel(chunks={kind: cost.times(times) for kind, cost in PROFILES["steady"].chunks.items()})
 """Devices that take long for little maths: the longer, the less it counts how busy the machine is when a plan changes."""
-LONG_CHUNKS = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, profile="long", iterations=40)
+LONG_CHUNKS = msgspec.structs.replace(SMALL, micro_batches=8, profile="longer", iterations=40)
 """Iterations of some 200 ms of logical time, so that a change of plan repays its cost within the run."""
 
 _Event = TypeVar("_Event", bound=Event)

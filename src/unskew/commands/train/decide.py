@@ -73,7 +73,7 @@ def living_run(store: Store, run: str | None) -> str:
 def decide(store: Store, command: Command, *, within_s: float = ANSWER_WITHIN_S) -> None:
     """Send the command and wait for what the controller makes of it; prints that, exit 1 when it was refused."""
     from unskew.collector.files.tail import Tail
-    from unskew.collector.write.commands import send
+    from unskew.collector.write.commands import controller_alive, send
     from unskew.terminal.sentences import sentence_of
 
     tail = Tail.of_decisions(store, command.run)
@@ -81,8 +81,9 @@ def decide(store: Store, command: Command, *, within_s: float = ANSWER_WITHIN_S)
         refuse("--reason says nothing: the log keeps why somebody decided")
     with checking_input():
         send(store, command.run, command)
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
+    deadline, gone = time.monotonic() + within_s, False
+    while not gone and time.monotonic() < deadline:
+        gone = not controller_alive(store, command.run)  # first: its last words come before it goes
         for entry in tail.poll():
             if answers(entry.event, command) and (sentence := sentence_of(entry.event)):
                 if isinstance(entry.event, CommandRefused):
@@ -90,6 +91,8 @@ def decide(store: Store, command: Command, *, within_s: float = ANSWER_WITHIN_S)
                 print(harmless(sentence.text))
                 return
         time.sleep(0.1)
+    if gone:
+        fail(f"the controller of {command.run} ended and had not answered")
     fail(f"the controller of {command.run} has not answered within {within_s:g} s; the command waits in its inbox")
 
 
@@ -100,11 +103,11 @@ def answers(event: Event | None, command: Command) -> bool:
             return event.proposal == command.target and isinstance(event, PlanApproved) == (command.kind == "approve")
         case ModeChanged():
             return command.kind == "mode" and event.mode == command.target
+        case CommandRefused() | RankAdded() if event.command_id:  # several may ask for the same at once
+            return event.command_id == command.id
         case CommandRefused():
             asked = f"{command.kind} {command.target}".strip()
             return event.by == command.by and event.command in (command.id, command.target, asked)
         case Probed():
             return command.kind == "probe" and command.target in map(str, event.ranks)
-        case RankAdded():
-            return command.kind == "rank" and event.by == command.by and command.target in ("", str(event.rank))
     return False

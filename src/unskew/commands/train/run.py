@@ -102,12 +102,15 @@ def run(
 
 def resumed_options(place: Store, run: str, asked: dict[str, Any], context: typer.Context) -> tuple[RunOptions, str | None]:
     """The options of the run that goes on with `run`, and `run` where its own ranks wait to go on; refuses when it cannot."""
+    from unskew.collector.files.checkpoints import damaged
     from unskew.collector.read.reader import open_store
     from unskew.collector.write.commands import controller_alive
     from unskew.runtime.control.resume import resumed
     from unskew.runtime.control.takeover import living
 
     known_run(place, run)
+    with checking_input():
+        place.enter()  # before what it holds is read to go on with
     if controller_alive(place, run):
         refuse(f"run {run} is being trained: end it first, then resume it")
     if asked["verify"]:
@@ -116,6 +119,7 @@ def resumed_options(place: Store, run: str, asked: dict[str, Any], context: type
     changed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     with checking_input(), open_store(place) as reader:
         if (options := living(place, reader, run)) is None:
+            warn([f"the checkpoint in {folder} is damaged and passed over" for folder in damaged(place, run)])
             return resumed(place, reader, run, asked, changed), None
         if changed:
             refuse(f"--{changed[0].replace('_', '-')} cannot be changed: the ranks of run {run} live and go on as they are")

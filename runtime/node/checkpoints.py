@@ -1,4 +1,5 @@
-"""Checkpoints, the controller's side: one is whole when a writer of every layer has reported."""
+"""Checkpoints, the controller's side, and the agent's while there is none: one is whole when a writer of every layer has
+reported."""
 
 from __future__ import annotations
 
