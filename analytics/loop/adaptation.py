@@ -7,7 +7,7 @@ the log takes the same decisions. Each part keeps its own state; here they are p
 2. it is predicted from its own batches, and the Detector judges it (monitor.py);
 3. verdicts are scored against injected truth or by what came later (hindsight.py), an applied plan against what the old one
    would have cost, on the very batches that ran (scoring.py);
-4. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan (asking.py); who is slow and excused
+4. after a verdict, a death or the end of a fault, the Scheduler is asked for a better plan (plans.py); who is slow and excused
    by others is probed;
 5. the predictor learns from it: in warm-up and again from time to time, on drift and after a change of plan (retraining.py).
 """
@@ -21,13 +21,13 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.detector_state import Verdicts
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
-from unskew.analytics.loop.asking import Asking
 from unskew.analytics.loop.by_policy.follower import PolicyFollower
 from unskew.analytics.loop.by_policy.view import RunFacts
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.hindsight import VerdictScoring
 from unskew.analytics.loop.measurements import Measurements
 from unskew.analytics.loop.monitor import Monitor
+from unskew.analytics.loop.plans import Asking
 from unskew.analytics.loop.scoring import PlanTrial, score_plan
 from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.predictor.retraining import Retraining

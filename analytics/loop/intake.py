@@ -142,7 +142,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     counted = opened.counted()
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
-    buckets = _buckets(counted)
+    buckets, coreless_us = _buckets(counted), _coreless_us(counted, sure=True)
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -161,7 +161,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
         beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
         without_core=_without_core(chunks),
-        coreless_us=_coreless_us(counted),
+        coreless_us=coreless_us,
+        maybe_coreless_us=_coreless_us(counted, sure=False) - coreless_us,
         idle=_idle(chunks, opened.marks),
     )
 
@@ -200,15 +201,19 @@ def _idle(chunks: list[Span], marks: list[IterationCommitted]) -> dict[int, floa
     return {rank: min(max(1.0 - us / own[rank], 0.0), 1.0) for rank, us in worked.items()}
 
 
-def _coreless_us(spans: list[Span]) -> float:
+def _coreless_us(spans: list[Span], *, sure: bool) -> float:
     """What the busiest rank took with the time that it had no core, over what the busiest took without: a rank that had none
-    while it would have waited for the others cost nothing."""
+    while it would have waited for the others cost nothing. `sure`: only with what made its spans longer; an emulated device
+    goes on while its process has no core."""
     own, coreless = Counter[int](), Counter[int]()
     for span in spans:
         if span.kind in CHUNK_KINDS or span.kind in BESIDE_CHUNKS:
             own[span.rank] += round(_own_us(span))
         if span.kind != "probe":
-            coreless[span.rank] += span.runq_us or 0
+            within_us = span.runq_us or 0
+            if sure and span.compute_us is not None:
+                within_us = min(within_us, max(span.wall_us - span.compute_us - (span.wait_tp_us or 0), 0))
+            coreless[span.rank] += within_us
     return float(max((own + coreless).values(), default=0) - max(own.values(), default=0))
 
 

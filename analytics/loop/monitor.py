@@ -3,17 +3,18 @@
 Per committed iteration: `judge` predicts it from its own batches and lets the Detector judge it; `learn` gives it to the
 predictor afterwards, so that no iteration is predicted by itself.
 
-The whole job is judged by what iterations took, less what they took longer for want of cores, over the prediction at the
-estimated speeds. Those in which a rank is suspected are held back until it is named, which explains them, or the suspicion has
-come to nothing or has lasted for as long as the tests remember. A predictor that is fitted again learns a slowdown of all
-ranks as what their work takes: so each is measured by the one before, on the same batches, and the job by the first.
+The whole job is judged by what iterations took over the prediction at the estimated speeds. Where ranks had no core that is a
+range: how much of such time passed beside other work nobody knows, next to none where ranks compute, most where devices sleep.
+Those in which a rank is suspected are held back until it is named, which explains them, or the suspicion has come to nothing or
+has lasted for as long as the tests remember. A predictor that is fitted again learns a slowdown of all ranks as what their work
+takes: so each is measured by the one before, on the same batches, and the job by the first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from math import exp, log
+from math import log
 from statistics import median
 
 import msgspec
@@ -28,6 +29,7 @@ from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWid
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.products import StandbyReading
 from unskew.analytics.detector.published import resihp
+from unskew.analytics.detector.series.ranges import Sample
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
@@ -51,14 +53,14 @@ class JobPace(msgspec.Struct, frozen=True):
     """How long iterations take over what they should. `scale`: log of what the predictor in force expects over what the first
     would; `number`: of the verdict on the last episode; `outside`: of the last iterations, the part of the time that is neither
     chunks and what they wait for each other, nor anything else that is timed; `suspected`: for how many iterations in a row
-    some rank has been suspected, `held`: what will be judged of these (iteration, us) when that has come to nothing."""
+    some rank has been suspected, `held`: what will be judged of these when that has come to nothing."""
 
     state: JobWideState = JobWideState()
     scale: float = 0.0
     number: int = 0
     outside: tuple[float, ...] = ()
     suspected: int = 0
-    held: tuple[tuple[int, float], ...] = ()
+    held: tuple[Sample, ...] = ()
 
     def sight(self, options: JobWideOptions) -> Sight:
         """What would have been named of the whole job up to now."""
@@ -235,7 +237,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         of_chunks_us = max(prediction.synced_us, *busy.values())
         untimed_us = released.collectives_us if self.retraining.sync is None else ()
         of_end_us = max(beside.values(), default=0) + max(untimed_us, default=0.0)
-        inside_us = of_chunks_us + of_end_us + released.coreless_us
+        inside_us = of_chunks_us + of_end_us + released.coreless_us + released.maybe_coreless_us
         outside = (*self.job.outside, 1 - inside_us / measured_us)[-OUTSIDE_OVER:]
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, outside=outside))
 
@@ -244,7 +246,6 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[Monitor, Verdicts]:
         """The whole job, by this iteration and those that a suspicion held back."""
         job, now = self.job, sample.committed.iteration
-        over_us = self._over_us(sample, predicted_us, uneven_us)
         if named := [one for one in found if isinstance(one, Verdict)]:
             since = min(one.since_iteration for one in named)
             return self._holding(0)._with_job(
@@ -252,27 +253,31 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             )
         if suspects_stage(self.detector):
             return self._holding(0), ()
-        held = (*job.held, (now, over_us))
+        held = (*job.held, self._over(sample, predicted_us, uneven_us))
         if sample.suspicion < self.retraining.options.suspicious_score:
             return self._holding(0)._job_steps(held, now)
         if job.suspected < self.options.window:
             return self._holding(job.suspected + 1, held), ()
         return self._holding(job.suspected + 1)._job_steps(held, now)
 
-    def _holding(self, suspected: int, held: tuple[tuple[int, float], ...] = ()) -> Monitor:
+    def _holding(self, suspected: int, held: tuple[Sample, ...] = ()) -> Monitor:
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, suspected=suspected, held=held))
 
-    def _over_us(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> float:
-        """What the whole job is judged by, as an iteration that should take a second."""
-        own_us = max(sample.committed.measured_us - uneven_us - sample.released.coreless_us, 0.0)
-        return 1e6 * exp(self.job.scale) * own_us / predicted_us
+    def _over(self, sample: IterationSample, predicted_us: float, uneven_us: float = 0.0) -> Sample:
+        """What the whole job is judged by: the logs of what the iteration would have taken with cores, at least and at most,
+        over what it should."""
+        released = sample.released
+        most_us = max(sample.committed.measured_us - uneven_us - released.coreless_us, 1.0)
+        least_us = max(most_us - released.maybe_coreless_us, 1.0)
+        least, most = (self.job.scale + log(us / predicted_us) for us in (least_us, most_us))
+        return sample.committed.iteration, least, most
 
-    def _job_steps(self, samples: Iterable[tuple[int, float]], now: int) -> tuple[Monitor, Verdicts]:
+    def _job_steps(self, samples: Iterable[Sample], now: int) -> tuple[Monitor, Verdicts]:
         """Judged in iteration `now`."""
         after, found = self, list[Verdict | VerdictClosed]()
-        for iteration, over_us in samples:
-            after, verdicts = after._with_job(*job_wide.step(after.job.state, iteration, over_us, self._job_options))
-            found += [msgspec.structs.replace(one, at_iteration=now) for one in verdicts]
+        for one in samples:
+            after, verdicts = after._with_job(*job_wide.step(after.job.state, one, self._job_options))
+            found += [msgspec.structs.replace(verdict, at_iteration=now) for verdict in verdicts]
         return after, tuple(found)
 
     def _measured_anew(self, before: Fit | None) -> tuple[Monitor, Verdicts]:
@@ -284,7 +289,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
-        samples = [(one.committed.iteration, self._over_us(one, one.predicted_by(cost))) for one in seen]
+        samples = [self._over(one, one.predicted_by(cost)) for one in seen]
         return self._job_steps(samples, samples[-1][0]) if samples else (self, ())
 
     def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:

@@ -1,11 +1,14 @@
 """The robust regression behind the predictor: chunk times of one kind of work, on devices of one class, as a sum of terms.
 
-1. terms that the data cannot distinguish are dropped: a later one gives way to those before it;
+1. terms that the data cannot distinguish are dropped: a later one gives way to those before it, unless one before it would have
+   to be negative and the later one fits better (of two lengths a line needs its intercept);
 2. relative least squares with non-negative coefficients and Huber weights, so that a spike counts little;
 3. a rank that the others contradict is left out: an unknown slow device must not bend the healthy reference.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -45,8 +48,7 @@ def solve(data: RegressionData, *, huber: float = HUBER, least_slow: float = LEA
 
     A rank whose absence would lose a term stays: it is the only witness for it.
     """
-    terms = _identifiable(data)
-    coefficients = _fit_robust(data, terms, huber)
+    terms, coefficients = _best_terms(data, huber)
     out: list[int] = []
     allowed = max(1, len(np.unique(data.rank)) // 4)
     while len(out) < allowed:
@@ -57,7 +59,7 @@ def solve(data: RegressionData, *, huber: float = HUBER, least_slow: float = LEA
         trials = []
         for rank in sorted(factors, key=lambda r: -factors[r])[:3]:
             rest = kept.where(kept.rank != rank)
-            if _identifiable(rest) == terms:
+            if _identifiable(rest, terms) == terms:
                 trial = _fit_robust(rest, terms, huber)
                 trials.append((_spread(_factors(rest, trial)), rank, trial))
         if not trials:
@@ -78,17 +80,37 @@ def ratios_on(held: NDArray[np.bool_], data: RegressionData, solution: Regressio
     coefficients = solution.coefficients
     if held.any():
         learned = data.where(kept & ~held)
-        coefficients = _fit_robust(learned, _identifiable(learned))
+        coefficients = _fit_robust(learned, _identifiable(learned, solution.terms))
     tested = data.where(held if held.any() else kept)
     return np.asarray(tested.design @ coefficients / tested.us)
 
 
-def _identifiable(data: RegressionData) -> list[int]:
-    """Indices of the terms that are no mixture of the terms before them (Gram-Schmidt on the relative design)."""
+def _best_terms(data: RegressionData, huber: float) -> tuple[list[int], Floats]:
+    """The terms that the data distinguish, and their coefficients."""
+    terms = _identifiable(data)
+    coefficients = _fit_robust(data, terms, huber)
+    used, dropped = [i for i in terms if coefficients[i] > 0], [i for i in range(data.design.shape[1]) if i not in terms]
+    for term in dropped if len(used) < len(terms) else []:
+        others = _identifiable(data, [*used, term])
+        if others != terms and term in others:
+            trial = _fit_robust(data, others, huber)
+            if _misfit(data, trial) < _misfit(data, coefficients):
+                terms, coefficients = others, trial
+    return terms, coefficients
+
+
+def _misfit(data: RegressionData, coefficients: Floats) -> float:
+    """The mean relative error: what lies beside a line by a median may be a whole length of it."""
+    return float(np.mean(np.abs(data.design @ coefficients / data.us - 1)))
+
+
+def _identifiable(data: RegressionData, first: Sequence[int] = ()) -> list[int]:
+    """Indices, ascending, of the terms that are no mixture of the terms before them, of which those in `first` come first
+    (Gram-Schmidt on the relative design)."""
     relative = data.design / data.us[:, None]
     basis: list[Floats] = []
     found = []
-    for i in range(relative.shape[1]):
+    for i in (*first, *(i for i in range(relative.shape[1]) if i not in first)):
         column = relative[:, i]
         rest = column.copy()
         for direction in basis:
@@ -97,7 +119,7 @@ def _identifiable(data: RegressionData) -> list[int]:
         if norm > LEAST_INDEPENDENT * float(np.linalg.norm(column)):
             basis.append(rest / norm)
             found.append(i)
-    return found
+    return sorted(found)
 
 
 def _fit_robust(data: RegressionData, terms: list[int], huber: float = HUBER) -> Floats:

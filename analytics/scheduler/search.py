@@ -28,8 +28,8 @@ from unskew.analytics.scheduler.candidates import (
     two_hold_each_layer,
 )
 from unskew.analytics.scheduler.changes import moved_layers
+from unskew.analytics.scheduler.cost_benefit import Pricing
 from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
-from unskew.analytics.scheduler.pricing import Pricing
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 from unskew.collector.events import CHUNK_KINDS
 

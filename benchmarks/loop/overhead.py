@@ -18,7 +18,7 @@ from unskew.benchmarks.runs import TWO_RANKS, Bench, FinishedRun
 from unskew.collector.events import Event, IterationCommitted, Span
 from unskew.collector.paths import Store
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.rank.device import ChunkOf, RealDevice
+from unskew.runtime.rank.device import ChunkOf, Device, RealDevice
 
 PAIRS = 1_500
 """Of neighbouring iterations, one with and one without. On two shared cores an iteration resembles the next one (correlation
@@ -52,10 +52,10 @@ def figures(bench: Bench, pairs: int = PAIRS, always: int = 200) -> list[Figure]
                 ],
             )
         )
-    differences, off_us = _paired(in_turns)
-    low, high = _interval(differences)
+    differences, off_us = paired(in_turns)
+    low, high = interval(differences)
     spans = len(steady.of(Span)) / always / options.ranks
-    chunk_us = _instrumented_chunk_us()
+    chunk_us = instrumented_chunk_us(RealDevice([]))
     iteration_s = median(steady.summary.iteration_s)
     turns = f"{len(differences)} pairs of iterations with and without, in turns"
     return [
@@ -82,7 +82,7 @@ def figures(bench: Bench, pairs: int = PAIRS, always: int = 200) -> list[Figure]
     ]  # fmt: skip
 
 
-def _paired(run: FinishedRun) -> tuple[list[float], float]:
+def paired(run: FinishedRun) -> tuple[list[float], float]:
     """Per pair of neighbours (with - without) / median without, and the median time without (us)."""
     if run.failure:
         raise RuntimeError(f"the run {run.failure}")
@@ -94,7 +94,7 @@ def _paired(run: FinishedRun) -> tuple[list[float], float]:
     return [(on - off) / off_us for on, off in zip(in_order[::2], in_order[1::2], strict=True)], off_us
 
 
-def _interval(differences: list[float]) -> tuple[float, float]:
+def interval(differences: list[float]) -> tuple[float, float]:
     """95 % interval of the median by bootstrap over stretches of neighbouring pairs."""
     stretches = np.array(differences[: len(differences) // _NEIGHBOURS * _NEIGHBOURS]).reshape(-1, _NEIGHBOURS)
     chosen = np.random.default_rng(0).integers(len(stretches), size=(_RESAMPLES, len(stretches)))
@@ -102,10 +102,10 @@ def _interval(differences: list[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _instrumented_chunk_us() -> float:
+def instrumented_chunk_us(device: Device) -> float:
     """CPU time of the whole process per empty chunk that is timed, made a span, appended, encoded and written."""
     with tempfile.TemporaryDirectory(prefix="unskew-spans-") as folder:
-        spool, device = SpoolWriter(Store(Path(folder)), "cost", "rank-0000.1"), RealDevice([])
+        spool = SpoolWriter(Store(Path(folder)), "cost", "rank-0000.1")
         nothing = torch.zeros(1)
         chunk = ChunkOf("F", 0, 4, False, Work(256, 65536), 0)
         before_s = time.process_time()

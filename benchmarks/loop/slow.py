@@ -38,13 +38,13 @@ AT_ON_CORES, FACTORS_ON_CORES, SEEDS_ON_CORES = 30, (1.5, 2.0, 3.0), range(10)
 def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 40) -> list[Figure]:
     """x1.8: named, repaired, predicted, repaid."""
     runs = _runs(bench, seeds, 1.8, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
-    errors = _errors(runs)
+    errors = errors_of_plans(runs)
     shares = [share for run in runs if (share := _share_of_the_possible(run, 1.8)) is not None]
     scored = f"{len(errors)} plans scored over 10 to 20 iterations each, in {len(runs)} runs"
     means = "healthy time, scaled to the batches that ran by prediction, x 8 / 7.56 over measured"
     return [
         done("slow x1.8", runs),
-        *_detection(runs, "slow x1.8", within=5, bar=len(runs)),
+        *detection(runs, "slow x1.8", within=5, bar=len(runs)),
         figure(
             "slow x1.8: runs whose plan was changed", sum(len(run.of(PlanApplied)) > 1 for run in runs), "", bar=len(runs),
             better="higher",
@@ -70,7 +70,7 @@ def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterat
 def figures_of_a_weak_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 30) -> list[Figure]:
     """x1.3: named."""
     runs = _runs(bench, seeds, 1.3, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
-    return [done("slow x1.3", runs), *_detection(runs, "slow x1.3", within=10, bar=len(runs) - 1)]
+    return [done("slow x1.3", runs), *detection(runs, "slow x1.3", within=10, bar=len(runs) - 1)]
 
 
 def figures_on_cores(
@@ -84,16 +84,16 @@ def figures_on_cores(
         title, options = f"slow x{factor:g}, real cores, {name}", ON_CORES[name]
         error = f"{title}: predicted against measured iteration time after the change, median error"
         runs = _runs(bench, seeds, factor, options=options, at=AT_ON_CORES)
-        errors = _errors(runs)
+        errors = errors_of_plans(runs)
         yield done(title, runs)
-        yield from _detection(runs, title, within=40, bar=len(runs))
+        yield from detection(runs, title, within=40, bar=len(runs))
         yield figure(
             error, 100 * median(errors) if errors else None, "%", bar=5, better="lower",
             note=f"{len(errors)} plans in {len(runs)} runs on {cores()} cores; worst {100 * max(errors, default=0.0):.1f} %",
         )  # fmt: skip
 
 
-def _errors(runs: Sequence[FinishedRun]) -> list[float]:
+def errors_of_plans(runs: Sequence[FinishedRun]) -> list[float]:
     """Of each plan that was scored, how far the predicted iteration is from the measured one."""
     return [
         abs(score.predicted_s - score.measured_s) / score.measured_s
@@ -121,7 +121,8 @@ def _fault(run: FinishedRun) -> Fault:
     return fault
 
 
-def _detection(runs: Sequence[FinishedRun], title: str, *, within: int, bar: int) -> list[Figure]:
+def detection(runs: Sequence[FinishedRun], title: str, *, within: int, bar: int) -> list[Figure]:
+    """In how many of the runs the slowed rank was named, and what else was."""
     delays = [delay for run in runs if (delay := _delay(run)) is not None]
     named = sum(delay <= within for delay in delays)
     others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))

@@ -15,8 +15,8 @@ from support.planning.brute_force import random_cluster
 
 from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
-from unskew.analytics.planners.joint.capability import holds
 from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.joint.partition import holds
 from unskew.analytics.planners.problem import PlannerCluster, start
 from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive

@@ -16,8 +16,8 @@ from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
-from unskew.analytics.planners.joint.capability import holds
 from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.joint.partition import holds
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.malleus import layers_of, micro_batches_of
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start

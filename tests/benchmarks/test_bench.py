@@ -88,6 +88,16 @@ def test_a_bench_writes_its_figures_and_a_missed_bar_is_no_error(tmp_path: Path,
     assert report["figures"] == [entry]
 
 
+def test_a_part_of_a_bench_is_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    add(monkeypatch, "demo", demo)
+    monkeypatch.setitem(BENCHES, "two", ("demo.figures", "not.there.figures"))
+    result = CliRunner().invoke(app, ["bench", "two", "--part", "demo"])
+    assert result.exit_code == 0, result.output
+    assert "regroup" in result.output
+    result = CliRunner().invoke(app, ["bench", "two", "--part", "a-typo"])
+    assert (result.exit_code, result.stderr) == (2, "--part 'a-typo' is no part of two, allowed: demo, there\n")
+
+
 def test_a_bench_that_keeps_runs_keeps_them_in_the_store_asked_for_or_in_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

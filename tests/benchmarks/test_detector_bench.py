@@ -9,7 +9,9 @@ import pytest
 from support.dashboard import runs
 from support.traces.noisy_series import Floats, Recorded
 
-from unskew.benchmarks.detector import phases, stated
+from unskew.benchmarks.detector import held_out, phases, stated
+from unskew.benchmarks.report import bars
+from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
@@ -28,6 +30,23 @@ def test_a_slowdown_of_the_stated_size_is_named_and_none_where_nothing_is_slower
     assert all(one.stated is not None and one.named and not one.another for one in found)
     monkeypatch.setattr(stated, "slowed", lambda one, _rank, _factor: one)
     assert not any(one.named for one in stated.injected(log, (44,)))
+
+
+@pytest.mark.slow
+def test_series_that_are_held_out_are_recorded_anew_and_what_is_stated_of_them_is_named(tmp_path: Path) -> None:
+    with bars() as progress:
+        found = [*held_out.figures(Bench(progress, Store(tmp_path)), steps=120)]
+    assert [one.value is not None for one in found[-3:-1]] == [True, True]
+    assert f"{held_out.TIMES_EACH * len(held_out.WORKS)} series, 720 steps" in found[-3].note
+    one, other = (held_out.recorded("sorting", 0, 40).times for _ in range(2))
+    assert one.tolist() != other.tolist()
+    random = np.random.default_rng(3)
+    even = [recorded(np.exp(random.normal(0, 0.01, 400)), str(number)) for number in range(2)]
+    stated = held_out._stated(even)
+    assert (stated.value, stated.note[:6]) == (100.0, "6 of 6")
+    even[0].times[200:240] *= 1.5
+    false, phases_ = held_out._alarms("made up", even, bar=0)
+    assert (false.value, phases_.value) == (0, 1)
 
 
 def recorded(times: Floats, name: str = "a") -> Recorded:

@@ -111,8 +111,8 @@ def test_the_overhead_is_the_difference_within_pairs() -> None:
     run = FinishedRun(
         options=RunOptions(), summary=summary, events=events, same_process=frozenset(), not_once=0, lost=0, doubled=0
     )  # fmt: skip
-    differences, off_us = overhead._paired(run)
+    differences, off_us = overhead.paired(run)
     assert len(differences) == 100
     assert off_us == pytest.approx(107_050, rel=0.01)
-    low, high = overhead._interval(differences)
+    low, high = overhead.interval(differences)
     assert 0.0185 < low <= high < 0.0205

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.sharing import proportional
-from unskew.analytics.planners.joint.capability import best_speeds
+from unskew.analytics.planners.joint.partition import best_speeds
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob
 
 

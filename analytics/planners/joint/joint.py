@@ -3,7 +3,7 @@
 Every replica is a pipeline of its own with its own partition, which takes the problem apart:
 
 1. TP: per group the degree with the most throughput that its share of the memory allows, any degree, by the measured
-   efficiency (resihp/tp.py, capability.py); standby is lent within a node, in two orders where the
+   efficiency (resihp/tp.py, partition.py); standby is lent within a node, in two orders where the
    second gives more throughput in all;
 2. equal replicas form a class; of a job of 98,304 devices only those with a fault differ;
 3. PP: per class the layers that make its pipeline fastest for its share of micro-batches (partition.py);
@@ -24,8 +24,17 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import distinct, replica_us
 from unskew.analytics.planners.joint.bounds import finish
-from unskew.analytics.planners.joint.capability import Capability, capability, holds, possible_lendings, settle, speeds_at
-from unskew.analytics.planners.joint.partition import PartitionSearch, bound_us, polish
+from unskew.analytics.planners.joint.partition import (
+    Capability,
+    PartitionSearch,
+    bound_us,
+    capability,
+    holds,
+    polish,
+    possible_lendings,
+    settle,
+    speeds_at,
+)
 from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, start
 from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive

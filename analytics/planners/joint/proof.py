@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from unskew.analytics.planners.joint.bounds import kinds, least_time_us
-from unskew.analytics.planners.joint.capability import best_speeds
+from unskew.analytics.planners.joint.partition import best_speeds
 from unskew.analytics.planners.problem import Floats, PlannerCluster, PlannerJob
 
 PROGRAMS = 8

@@ -278,7 +278,7 @@ def test_a_plan_that_cannot_be_made_ends_nothing_and_is_said(monkeypatch: pytest
     def propose(*_: object) -> None:
         raise PlanError("nobody executes layer 3")
 
-    monkeypatch.setattr("unskew.analytics.loop.asking.propose", propose)
+    monkeypatch.setattr("unskew.analytics.loop.plans.propose", propose)
     steps = follow(Loop(SITE), train(slow(3, 0.6, at=20), 40))
     assert max(steps) == 39
     assert "no other plan could be made: nobody executes layer 3" in [step.reason for step in steps.values()]

@@ -149,20 +149,19 @@ def test_a_step_that_only_the_dead_rank_took_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(("late", "coreless_us"), [(0, 0), (1, 700)])
-def test_time_without_a_core_counts_as_far_as_the_iteration_was_longer_for_it(late: int, coreless_us: int) -> None:
-    """Rank 1 lacks its core for 700 us: while rank 0 is late nobody waits for it."""
-    log = [
-        msgspec.structs.replace(
-            event,
-            compute_us=2000 if event.rank == late else 10,
-            runq_us=700 if (event.rank, event.micro_batch, event.kind) == (1, 0, "F") else 0,
-        )
-        if isinstance(event, Span)
-        else event
-        for rank in range(RANKS)
-        for _, event in written(None)[rank]
-    ]
+@pytest.mark.parametrize("emulated", [False, True])
+def test_time_without_a_core_counts_as_far_as_the_iteration_was_longer_for_it(
+    late: int, coreless_us: int, emulated: bool
+) -> None:
+    """Rank 1 lacks its core for 700 us: while rank 0 is late nobody waits for it; an emulated device may have gone on."""
+
+    def lacking(event: Span) -> Span:
+        own_us = 2000 if event.rank == late else 10
+        us = 700 if (event.rank, event.micro_batch, event.kind) == (1, 0, "F") else 0
+        return msgspec.structs.replace(event, compute_us=own_us, wall_us=own_us + us * (not emulated), runq_us=us)
+
+    log = [lacking(event) if isinstance(event, Span) else event for rank in range(RANKS) for _, event in written(None)[rank]]
     intake = Intake()
     first, *_ = (one for _ in range(LONG_ENOUGH) for one in intake.take([log.pop(0) for _ in [*log]], PLAN_OF))
-    assert first.coreless_us == coreless_us
+    assert (first.coreless_us, first.maybe_coreless_us) == ((0, coreless_us) if emulated else (coreless_us, 0))
     assert [rank for rank, share in first.without_core.items() if share > 0] == [1]

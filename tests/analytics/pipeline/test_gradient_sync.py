@@ -21,7 +21,7 @@ from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_o
 from unskew.analytics.pipeline.prediction import layer_costs, model_for, predict_iteration, predict_iterations
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import Fit, TimedIteration, fit_terms
-from unskew.analytics.scheduler.pricing import Pricing
+from unskew.analytics.scheduler.cost_benefit import Pricing
 from unskew.analytics.shards.parts import parts_by
 
 FORWARD = ChunkCost(layer_us=10.0, token_us=0.0, token2_us=0.0)

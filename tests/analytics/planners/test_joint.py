@@ -12,8 +12,8 @@ from unskew.analytics.core.layout import Layout, to_plan, uniform_plan
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
-from unskew.analytics.planners.joint.capability import holds
 from unskew.analytics.planners.joint.joint import plan_joint
+from unskew.analytics.planners.joint.partition import holds
 from unskew.analytics.planners.joint.proof import proven_bound_us
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
 from unskew.analytics.planners.resihp.evaluation import iteration_us

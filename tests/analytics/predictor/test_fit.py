@@ -121,6 +121,20 @@ def test_equal_token_counts_are_fitted_as_far_as_they_go() -> None:
     assert worst(fitted.model, (Work(512, 60_000), Work(512, 512 * 512))) < 0.06
 
 
+@pytest.mark.parametrize(("per_layer_us", "per_token_us"), [(400.0, 8.0), (0.0, 8.0), (4000.0, 1.0)])
+def test_two_micro_batch_sizes_are_a_line_wherever_it_begins(per_layer_us: float, per_token_us: float) -> None:
+    random = np.random.default_rng(3)
+    took_us = {tokens: 2 * (per_layer_us + per_token_us * tokens) for tokens in (64, 224)}
+    chunks = [
+        Chunk(rank, "F", 2, True, work_of([tokens]), us * float(random.lognormal(0, 0.02)))
+        for rank, (tokens, us) in enumerate(took_us.items())
+        for _ in range(24)
+    ]
+    model = fit(chunks).model
+    for tokens, us in took_us.items():
+        assert model.chunk_us("F", work_of([tokens]), 2, has_head=True) == pytest.approx(us, rel=0.02)
+
+
 def test_a_single_micro_batch_size_and_no_head_still_predict_themselves() -> None:
     chunks = [Chunk(0, "F", 2, False, Work(100, 1000), 5000.0 + i) for i in range(5)]
     fitted = fit(chunks)

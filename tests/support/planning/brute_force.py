@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from unskew.analytics.planners.costing import replica_us
-from unskew.analytics.planners.joint.capability import members_needed
+from unskew.analytics.planners.joint.partition import members_needed
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob
 from unskew.analytics.planners.resihp.tp import degrees_allowed
 
