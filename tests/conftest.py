@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -26,6 +27,8 @@ DEFAULT_LIMIT_S = 60.0
 STUCK_AFTER_S = 30.0
 GONE_WITHIN_S = 10.0
 MARK = "UNSKEW_TEST_SESSION"
+FAST = "not slow and not alone"
+NONE_FAST = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(slow|alone)\b", re.MULTILINE)
 STDERR = pytest.StashKey[int]()
 
 
@@ -41,9 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests that run alone are wanted, files without one are not even imported."""
-    if config.option.markexpr == "alone" and collection_path.suffix == ".py":
+    """Files are not even imported that cannot hold what is wanted: a test that runs alone, or one that is not slow."""
+    if collection_path.suffix != ".py":
+        return None
+    if config.option.markexpr == "alone":
         return "mark.alone" not in collection_path.read_text() or None
+    if config.option.markexpr == FAST:
+        return NONE_FAST.search(collection_path.read_text()) is not None or None
     return None
 
 

@@ -48,6 +48,7 @@ def test_every_source_file_is_in_the_wheel(wheel: Path) -> None:
     assert not any("benchmarks" in name or "private" in name for name in inside)
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_what_a_training_image_needs_beside_torch_is_small(wheel: Path) -> None:
     """By what `unskew` itself depends on, unpacked, which is more than the download."""
@@ -57,6 +58,7 @@ def test_what_a_training_image_needs_beside_torch_is_small(wheel: Path) -> None:
     assert needs <= MOST_DOWNLOADED
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_it_imports_beside_foreign_folders_of_the_same_names(wheel: Path, tmp_path: Path) -> None:
     installed, project = tmp_path / "installed", tmp_path / "project"

@@ -6,7 +6,7 @@ Real slow phases shorter than the neighbourhood stay in them, so that an alarm w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -80,13 +80,25 @@ def azure() -> Iterator[Recorded]:
                 yield Recorded(f"{vm} {test} {first}", str(test), np.arange(500), times[first : first + 500])
 
 
+def alibaba() -> Iterator[Recorded]:
+    """Step times of workers that wait for nobody, a series each, without those that are labelled slow."""
+    path, labels = (datasets.find("alibaba-minibatch", name) for name in ("minibatch-jobs-1-3.parquet", "labels.csv"))
+    if path is not None and labels is not None:
+        slow = {(job, worker) for job, worker in pl.read_csv(labels).select("job", "worker").iter_rows()}
+        steps = pl.read_parquet(path).filter(pl.col("batch_time_norm") > 0).sort("time")
+        for (job, worker), rows in steps.group_by(["job", "worker"], maintain_order=True):
+            if (job, worker) not in slow:
+                times = rows["batch_time_norm"].to_numpy().astype(np.float64)
+                yield Recorded(f"job {job}, worker {worker}", f"job {job}", rows["time"].to_numpy().astype(np.int64), times)
+
+
 SOURCES = {"MLPerf": mlperf, "Megatron": megatron, "Azure": azure}
 
 
-def residuals(source: str, least: int = 120) -> list[Floats]:
+def residuals(series: Iterable[Recorded], least: int = 120) -> list[Floats]:
     """Of each series of `least` iterations and more."""
     found = []
-    for one in SOURCES[source]():
+    for one in series:
         if len(one.times) >= least:
             logs = np.log(one.times[STARTED:])
             found.append(np.asarray(logs - median_filter(logs, NEIGHBOURHOOD, mode="nearest")))
