@@ -119,8 +119,9 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         events += changed
         if committed.log_complete:
             monitor, learned = loop.monitor.learn(found.sample, events)
-            loop = msgspec.structs.replace(loop, monitor=monitor)
-            events += learned
+            of_warm_up = tuple(one for one in learned if isinstance(one, Verdict | VerdictClosed))
+            loop, decided = loop._with_verdicts(monitor, of_warm_up, committed.iteration)
+            events += [*(one for one in learned if one not in of_warm_up), *decided]
         return loop, msgspec.structs.replace(step, events=tuple(events))
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Adaptation, list[Control]]:

@@ -13,7 +13,7 @@ takes: so each is measured by the one before, on the same batches, and the job b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from statistics import median
 
@@ -82,7 +82,7 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `verdicts`: the newest revision of each, by number, also of closed ones; `known`: speeds
-    that others than the Detector have found."""
+    that others than the Detector have found; `side_by_side`: others compare ranks from the first iteration on."""
 
     options: DetectorOptions
     retraining: Retraining
@@ -91,6 +91,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     gpus: dict[int, GpuHistory] = {}
     known: dict[int, dict[str, float]] = {}
     verdicts: dict[int, Verdict] = {}
+    side_by_side: bool = False
 
     @property
     def fitted(self) -> Fit | None:
@@ -160,14 +161,29 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
         retraining, fitted = self.retraining.observe(sample)
-        turns = turned([one for one in decided if isinstance(one, Verdict | VerdictClosed)], self.verdicts)
+        after, events = msgspec.structs.replace(self, retraining=retraining), list[Control]()
+        found = [one for one in decided if isinstance(one, Verdict | VerdictClosed)]
+        if fitted is not None:
+            events.append(fitted)
+            if self.fitted is None and not self.side_by_side:
+                after, of_devices = after._warm_up_judged()
+                found, events = [*found, *of_devices], [*events, *of_devices]
+        after, again = after._speeds_corrected(turned(found, after.verdicts))
+        if fitted is not None:
+            after, of_job = after._measured_anew(self.fitted)
+            events += of_job
+        return after, (*events, *again)
+
+    def _speeds_corrected(self, turns: Mapping[int, int]) -> tuple[Monitor, tuple[Control, ...]]:
+        """Ranks have had their speeds since these iterations. Where the predictor is fitted on some of them it is fitted again,
+        for it took what the others waited for the end of an iteration."""
+        retraining = self.retraining
         for rank, since in turns.items():
             retraining = retraining.correct_speeds(rank, since, self.speeds.get(rank, {}))
-        after = msgspec.structs.replace(self, retraining=retraining)
-        if fitted is None:
-            return after, ()
-        after, of_job = after._measured_anew(self.fitted)
-        return after, (fitted, *of_job)
+        again = None
+        if turns and min(turns.values()) <= retraining.fitted_at:
+            retraining, again = retraining.fitted_again("speeds known")
+        return msgspec.structs.replace(self, retraining=retraining), () if again is None else (again,)
 
     def expected_us(self, plan: Plan, recent: int) -> float | None:
         """Mean predicted iteration of `plan` on those of the `recent` batches that are large enough for it; None before
@@ -279,6 +295,20 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             after, verdicts = after._with_job(*job_wide.step(after.job.state, one, self._job_options))
             found += [msgspec.structs.replace(verdict, at_iteration=now) for verdict in verdicts]
         return after, tuple(found)
+
+    def _warm_up_judged(self) -> tuple[Monitor, Verdicts]:
+        """Devices by the first predictor, over the iterations that it is fitted on: who was slow from the first one on is dated
+        so."""
+        cost = self.cost
+        assert cost is not None
+        state, found, seen = self.detector, list[Verdict | VerdictClosed](), self.retraining.seen
+        for one in seen:
+            state, judgement = detector.step(
+                state, one.committed, one.plan, cost, self.options, predicted_us=one.predicted_by(cost)
+            )
+            found += judgement.verdicts
+        now = seen[-1].committed.iteration
+        return self._with_verdicts(state, tuple(msgspec.structs.replace(one, at_iteration=now) for one in found))
 
     def _measured_anew(self, before: Fit | None) -> tuple[Monitor, Verdicts]:
         """The job by the predictor that has just come into force: the first one shows warm-up too, another is weighed against

@@ -145,8 +145,9 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
     `blocking`: their sends are; `sync`, `cores`: what is known beforehand of the sums of gradients, of cores (`CostModel`).
 
-    `seen`: the last complete iterations; a new predictor is due at iteration `due_at`, because of `why`; `suspected`: in how
-    many more iterations somebody was who is not known to be slow than nobody, up to twice the patience.
+    `seen`: the last complete iterations; `fitted_at`: the last that the predictor is fitted on; a new one is due at iteration
+    `due_at`, because of `why`; `suspected`: in how many more iterations somebody was who is not known to be slow than nobody,
+    up to twice the patience.
     """
 
     options: RetrainingOptions = RetrainingOptions()
@@ -155,6 +156,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     sync: GradientSync | None = None
     cores: int | None = None
     fitted: Fit | None = None
+    fitted_at: int = -1
     number: int = 0
     seen: tuple[IterationSample, ...] = ()
     candidate: _Candidate | None = None
@@ -194,9 +196,12 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, seen=tuple(map(known, self.seen)), candidate=candidate)
 
     def fitted_again(self, trigger: str) -> tuple[Retraining, PredictorFitted | None]:
-        """At once, on what was seen: its speeds were corrected."""
-        found = self._fit(self.seen) if self.fitted is not None and self.seen else None
-        return (self, None) if found is None else self._adopted(found, trigger, self.seen[-1].committed.iteration)
+        """At once, on the iterations that the predictor is fitted on: their speeds were corrected."""
+        same = [one for one in self.seen if one.committed.iteration <= self.fitted_at]
+        found = self._fit(same) if same else None
+        if found is None:
+            return self, None
+        return self._adopted(found, trigger, self.seen[-1].committed.iteration, upto=self.fitted_at)
 
     def observe(self, sample: IterationSample) -> tuple[Retraining, PredictorFitted | None]:
         """With the next complete iteration; the event when a predictor came into force with it."""
@@ -205,7 +210,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         now = sample.committed.iteration
         if self.fitted is None:
             found = self._fit(seen) if len(seen) >= self.options.warm_up else None
-            return (after, None) if found is None else after._adopted(found, "warm-up", now)
+            return (after, None) if found is None else after._adopted(found, "warm-up", now, upto=now)
         suspects = frozenset(rank for rank, score in sample.scores.items() if score >= self.options.suspicious_score)
         unknown, patience = bool(suspects - sample.speeds.keys()), self.options.patience
         suspected = min(self.suspected + 1, 2 * patience) if unknown else max(self.suspected - 1, 0)
@@ -232,7 +237,8 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         tested = {"chunks, later": 100 * new.chunks, "chunks, later, before": 100 * before.chunks,
                   "iteration, later": 100 * new.iterations, "iteration, later, before": 100 * before.iterations}  # fmt: skip
         errors = {**candidate.fitted.error_percent, **{name: round(error, 3) for name, error in tested.items()}}
-        return after._adopted(msgspec.structs.replace(candidate.fitted, error_percent=errors), candidate.trigger, now)
+        found = msgspec.structs.replace(candidate.fitted, error_percent=errors)
+        return after._adopted(found, candidate.trigger, now, upto=candidate.later[0].committed.iteration - 1)
 
     def _with_candidate(self, now: int, fitted: Fit, suspects: frozenset[int]) -> Retraining:
         """With a candidate where one is due and can be fitted, `suspects` left out."""
@@ -261,9 +267,10 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
                 return f"drift{what} of {100 * median(apart):+.1f} %"
         return ""
 
-    def _adopted(self, found: Fit, trigger: str, now: int) -> tuple[Retraining, PredictorFitted]:
+    def _adopted(self, found: Fit, trigger: str, now: int, *, upto: int) -> tuple[Retraining, PredictorFitted]:
+        """In force from iteration `now` on; it is fitted on iterations up to `upto`."""
         number, due_at = self.number + 1, now + self.options.refit_every
-        after = msgspec.structs.replace(self, fitted=found, number=number, due_at=due_at)
+        after = msgspec.structs.replace(self, fitted=found, fitted_at=upto, number=number, due_at=due_at)
         return after, fitted_event(found, number=number, watermark=now, trigger=trigger)
 
 

@@ -104,7 +104,7 @@ def begin(plan: Plan, why_not: str, options: DetectorOptions) -> tuple[AttachedS
     for role in plan.roles:
         stages.setdefault(role.stage, []).append(role.rank)
     classes = {"" if len(stages) == 1 else f"stage {stage}": tuple(of) for stage, of in stages.items()}
-    monitor = Monitor(options=options, retraining=Retraining(classes=classes))
+    monitor = Monitor(options=options, retraining=Retraining(classes=classes), side_by_side=True)
     state = AttachedState(monitor=monitor, plan=plan, why_not=why_not)
     if not why_not:
         return state, ()

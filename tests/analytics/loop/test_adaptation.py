@@ -95,6 +95,25 @@ def test_an_incomplete_iteration_is_neither_judged_nor_learned_from_and_only_put
     assert [now for now, step in steps.items() if not step.judged.log_complete] == [20, 47]
 
 
+@pytest.mark.parametrize(("at", "named"), [(0, 7), (5, 9)])
+def test_a_rank_that_turned_slow_in_the_warm_up_is_dated_there_and_predicted_at_once(at: int, named: int) -> None:
+    """The first predictor judges the iterations that it is fitted on, and is fitted again once their speeds are known: it took
+    what others waited for the rank for the end of an iteration."""
+    steps = follow(Loop(SITE), train(slow(2, 1 / 1.5, at), 30))
+    (verdict,) = events(steps, Verdict)
+    assert (verdict.culprits[0].rank, verdict.since_iteration) == (2, at)
+    assert verdict.at_iteration <= named
+    assert verdict.speed["F"] == pytest.approx(1 / 1.5, rel=0.02)
+    for now in range(named + 1, 30):
+        judged = steps[now].judged
+        assert judged.predicted_us == pytest.approx(judged.measured_us, rel=0.02)
+    assert next(now for now, step in steps.items() if step.proposal is not None) <= 12
+
+
+def test_nobody_is_named_for_a_disturbed_warm_up() -> None:
+    assert events(follow(Loop(SITE), train(healthy, 40, disturbed=range(8))), Verdict) == []
+
+
 def test_disturbed_iterations_do_not_replace_a_better_predictor() -> None:
     loop = Loop(SITE)
     follow(loop, train(healthy, 20))

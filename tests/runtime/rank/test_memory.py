@@ -113,11 +113,12 @@ def test_a_layer_takes_four_times_its_gradients_beside_its_activations() -> None
 
 @pytest.mark.slow
 def test_a_plan_states_what_its_ranks_need_before_it_is_in_force(tmp_path: Path) -> None:
-    """After a death who is left of its stage takes its micro-batches, on the way more than it did."""
+    """After a death who is left of its stage takes its micro-batches, on the way more than it did. Where the ranks were
+    together again quickly a better plan may follow."""
     run = train(tmp_path, "kill:rank=1,at=5")
-    first, second = run.of(PlanIssued)
+    first, second, *better = run.of(PlanIssued)
     known = memory_of(run.options)
-    for issued in (first, second):
+    for issued in (first, second, *better):
         expected = peak_bytes(Plan.from_data(issued.plan), known, run.options.tokens)
         assert issued.peak_bytes == {str(rank): round(most) for rank, most in expected.items()}
     assert set(second.peak_bytes) == {"0", "2", "3"}
