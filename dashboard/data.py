@@ -95,11 +95,8 @@ def sql(query: str, params: Sequence[Any] | Mapping[str, Any] = (), *, refresh: 
 
 @st.cache_data(ttl=1, show_spinner=False)
 def runs() -> pl.DataFrame:
-    """All runs of the store, newest first, each with its outcome and `n_verdicts`, of which `n_open` still hold."""
-    return sql(
-        "select * from runs left join outcomes using (run) left join (select run, count(*) as n_verdicts, "
-        "count(*) filter (until_iteration is null) as n_open from verdicts group by run) using (run) order by started_us desc"
-    )
+    """All runs of the store, newest first, each with its outcome."""
+    return sql("select * from runs left join outcomes using (run) order by started_us desc")
 
 
 def controlled(run: str) -> bool:

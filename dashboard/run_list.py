@@ -97,8 +97,8 @@ def _row(run: dict[str, Any], now_s: float) -> list[str]:
     controlled = data.controlled(run["run"])
     state = status_of(run["status"] if run["finished_us"] is not None else None, controlled, age_s)
     going_on = data.state(run["run"], dropped=run["n_dropped"] > 0) if controlled else None
-    waiting = None if going_on is None else going_on.waiting
-    asks = "" if waiting is None else " " + chip(f"{waiting.proposed.proposal} waits for you", "warn")
+    asked = chip(f"{run['waits']} waits for you", "warn") if controlled else chip(f"{run['waits']} waited for you")
+    asks = "" if run["waits"] is None else f" {asked}"
     target = json.loads(run["options"]).get("iterations")
     started = datetime.fromtimestamp(run["started_us"] / 1e6, tz=UTC).astimezone()
     return [

@@ -32,8 +32,8 @@ _AGAINST: dict[Scope, str] = {"device": "", "replica": "", "job": " against its 
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """What one way of judging hands over; `of_job`, `long_ones`: what it saw of the whole job and what long iterations took,
-    where it judged that too."""
+    """The smallest lasting slowdown that one way of judging would have named, None where it has not looked; `why`: what keeps
+    it from seeing, or what else it would have named."""
 
     scope: Scope
     smallest_slowdown: float | None
@@ -46,22 +46,23 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Lost time of which no cause is known, as parts of the time lost and of all time (0 to 1); `where`: the place it was lost
-    at, as the end of a sentence."""
+    """Lost time of which no cause is known, as parts of the time lost and of all time (0 to 1); `of_lost` is None where nobody
+    has added up what known causes took; `where`: the place it was lost at, as the end of a sentence."""
 
-    of_lost: float = 0.0
+    of_lost: float | None = None
     of_measured: float = 0.0
     where: str = ""
 
     @property
     def too_much(self) -> bool:
         """Whether something costs much that nobody can name."""
-        return self.of_lost > MOST_UNEXPLAINED_SHARE and self.of_measured >= LEAST_LOST_SHARE
+        mostly = self.of_lost is None or self.of_lost > MOST_UNEXPLAINED_SHARE
+        return mostly and self.of_measured >= LEAST_LOST_SHARE
 
     @property
     def words(self) -> str:
-        shares = f"{100 * self.of_lost:.0f} % of the time lost, {100 * self.of_measured:.1f} % of all time"
-        return f"no cause explains {shares}{self.where}"
+        of_lost = "" if self.of_lost is None else f"{100 * self.of_lost:.0f} % of the time lost, "
+        return f"no cause explains {of_lost}{100 * self.of_measured:.1f} % of all time{self.where}"
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ def outcome_of(
     without_cause = unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE
     stated = [one.removesuffix(".") for one in costs] + ([unexplained.words] if unexplained and without_cause else [])
     lacking = [dropped_sentence(dropped)] if dropped else []
-    wrong, failed = [verdict.sentence.removesuffix(".") for verdict in verdicts], [failure] if failure else []
+    wrong, failed = [_since_and_until(verdict) for verdict in verdicts], [failure] if failure else []
     if wrong or failed:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         wrong = [*wrong[:1], *more, *failed]
@@ -122,10 +123,16 @@ def outcome_of(
     return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *lacking]))
 
 
+def _since_and_until(verdict: Verdict) -> str:
+    """Its sentence, which dates the onset, with the end of what is over."""
+    until = "" if verdict.until_iteration is None else f", until iteration {verdict.until_iteration}"
+    return verdict.sentence.removesuffix(".") + until
+
+
 def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     """What the control events of a run amount to: its last diagnosis where that read the log to the run's end, else what its
-    controller named and would have named. `controlled`: a living controller holds it. The view `outcomes` says the same to the
-    letter."""
+    controller named and would have named: of a run that goes on what is wrong now, of one that is over what ever was.
+    `controlled`: a living controller holds it. The view `outcomes` says the same to the letter."""
     over, found = state.finished, state.diagnosed
     if over is not None and found is not None and _holds(found, over):
         return _diagnosed(found)
@@ -133,9 +140,9 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     if state.started is not None and over is None and not controlled:
         gaps.append(words.NO_END)
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
-    newest_first = [judged.verdict for judged in reversed(state.open_verdicts)]
-    now = outcome_of(newest_first, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
-    if not (ended := len(state.verdicts) - len(newest_first)) or now.outcome != "well":
+    named = [judged.verdict for judged in (state.by_urgency if over is None else (*state.by_urgency, *state.ended_verdicts))]
+    now = outcome_of(named, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
+    if not (ended := len(state.verdicts) - len(named)) or now.outcome != "well":
         return now
     return msgspec.structs.replace(now, why=f"{now.why}; {ended} verdict{'s' * (ended > 1)} before, no longer open")
 

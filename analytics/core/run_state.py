@@ -19,8 +19,6 @@ ProposalStatus = Literal["open", "approved", "rejected", "expired", "applied", "
 _DECIDED: dict[type, ProposalStatus] = {
     type(None): "open", ev.PlanApproved: "approved", ev.PlanRejected: "rejected", ev.PlanExpired: "expired"
 }  # fmt: skip
-_OF_DEVICES = frozenset({"slow_device", "dead", "hung"})
-"""Causes that the Scheduler knows of when it looks for a plan: by the speeds of the ranks and by who is left."""
 _K = TypeVar("_K")
 _S = TypeVar("_S", bound=msgspec.Struct)
 _changed = msgspec.structs.replace
@@ -140,6 +138,12 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(found, key=lambda state: state.revisions[-1].at_us))
 
     @property
+    def ended_verdicts(self) -> tuple[VerdictState, ...]:
+        """Those that are over, the one revised last first."""
+        found = [state for state in self.verdicts.values() if not self.is_open(state)]
+        return tuple(sorted(found, key=lambda state: state.revisions[-1].at_us)[::-1])
+
+    @property
     def open_proposals(self) -> tuple[ProposalState, ...]:
         return tuple(state for state in self.proposals.values() if state.status == "open")
 
@@ -254,7 +258,7 @@ def _answers(state: RunState, proposed: ev.PlanProposed) -> frozenset[int]:
     """The verdict that led to a proposal; one that the Scheduler chose is for all that is wrong with devices by then."""
     led = () if proposed.verdict is None else (proposed.verdict,)
     others = (one.verdict for one in state.open_verdicts if proposed.optional)
-    return frozenset([*led, *(verdict.verdict for verdict in others if verdict.cause in _OF_DEVICES)])
+    return frozenset([*led, *(verdict.verdict for verdict in others if verdict.cause in ev.OF_DEVICES)])
 
 
 def _known(states: dict[_K, _S], key: _K, **news: object) -> dict[_K, _S]:

@@ -156,7 +156,7 @@ def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[Sampl
         state = _learned(state, waiting, _noise(state.past, options), options)
     where = f"; {state.long} of {state.healthy} iterations take longer than noise explains"
     beyond = state.beyond / state.spent if state.long else 0.0
-    long = UnexplainedTime(of_lost=float(beyond > 0), of_measured=beyond, where=where if beyond else "")
+    long = UnexplainedTime(of_measured=beyond, where=where if beyond else "")
     return max(long, _began_faster(state, options), key=lambda one: one.of_measured)
 
 
@@ -173,7 +173,7 @@ def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTi
             where = (
                 f"; iterations take {exp(faster):.2f} times as long as until iteration {iterations[n - 1]}, too early to know"
             )
-            return UnexplainedTime(of_lost=1.0, of_measured=1 - exp(-faster), where=where)
+            return UnexplainedTime(of_measured=1 - exp(-faster), where=where)
     return UnexplainedTime()
 
 

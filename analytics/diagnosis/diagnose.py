@@ -16,12 +16,14 @@ Pure: a `RunLog` in, a `Diagnosis` out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import Literal
 
 import msgspec
 
 from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
 from unskew.analytics.core.outcome import seen as would_have_seen
+from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
@@ -134,7 +136,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         unexplained = _worse(unexplained, findings.long_ones)
     gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
     outcome = outcome_of(
-        faults(verdicts),
+        _urgent_first(log, faults(verdicts)),
         sights,
         failure=log.failure,
         gaps=gaps,
@@ -163,6 +165,13 @@ def _in_order(
     """A run of ours has its verdicts in the order of their time; else the costliest is first."""
     first = not log.released and _costliest(beside, lost_s) > _costliest(verdicts, lost_s)
     return beside + verdicts if first else verdicts + beside
+
+
+def _urgent_first(log: RunLog, verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """For the headline: what stood open in the run itself, what waits for a person first, what a plan has answered last."""
+    standing = [one.verdict for one in reduce(fold, log.control, RunState()).by_urgency]
+    places = {(one.cause, one.culprits): place for place, one in enumerate(standing)}
+    return sorted(verdicts, key=lambda one: places.get((one.cause, one.culprits), len(places)))
 
 
 def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> float:

@@ -98,7 +98,7 @@ def _long_at_first(times: Times, named: Collection[int], options: JobWideOptions
         return UnexplainedTime()
     beyond = float((np.exp(over[:n][long]) - 1).sum()) / float(np.exp(over).sum())
     where = f"; {int(long.sum())} of the first {len(long)} iterations take longer than noise explains"
-    return UnexplainedTime(of_lost=1.0, of_measured=beyond, where=where)
+    return UnexplainedTime(of_measured=beyond, where=where)
 
 
 def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
@@ -120,4 +120,4 @@ def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
         return UnexplainedTime()
     beyond = float(np.maximum(np.exp(logs[:end] - pace) - 1, 0.0).sum())
     where = f"; until iteration {known[end][0]} they take {np.exp(more):.2f} times as long as from then on"
-    return UnexplainedTime(of_lost=1.0, of_measured=beyond / float(np.exp(logs - pace).sum()), where=where)
+    return UnexplainedTime(of_measured=beyond / float(np.exp(logs - pace).sum()), where=where)

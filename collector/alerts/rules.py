@@ -52,8 +52,7 @@ CONDITIONS: Mapping[str, str] = {
             and {_UNFINISHED}""",
     "open_proposal": f"""
         select run, proposal as subject, 'proposal ' || proposal || ' waits for a decision: ' || reason as text from proposals
-        where status = 'open' and optional and at_us < $now_us - $older_than_us
-            and {_UNFINISHED}""",
+        where waits and at_us < $now_us - $older_than_us and {_UNFINISHED}""",
     "wrong": f"""
         select run, why as text from outcomes where outcome = 'wrong' and {_GOING_ON}""",
     "cannot_be_judged": f"""

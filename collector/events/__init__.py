@@ -21,6 +21,7 @@ from unskew.collector.events.base import (
     CHUNK_NAMES,
     COLLECTIVE_KINDS,
     DEVICE_NAMES,
+    OF_DEVICES,
     PAUSES,
     Cause,
     ChunkKind,
@@ -99,7 +100,8 @@ from unskew.collector.events.work import (
 )
 
 __all__ = [
-    "CHUNK_KINDS", "CHUNK_NAMES", "COLLECTIVE_KINDS", "CONTROL", "DEVICE_NAMES", "MOST_SLOWDOWN", "PAUSES", "TELEMETRY",
+    "CHUNK_KINDS", "CHUNK_NAMES", "COLLECTIVE_KINDS", "CONTROL", "DEVICE_NAMES", "MOST_SLOWDOWN", "OF_DEVICES", "PAUSES",
+    "TELEMETRY",
     "AdaptationStarted", "AlertClosed", "AlertDelivered", "AlertOpened", "Cause", "CheckpointSaved", "ChunkKind",
     "CollectiveKind", "CollectiveRecorded", "CommandRefused", "Control", "DetectionLimit", "DetectorMethod", "DeviceJoined",
     "DeviceKind", "DeviceLost", "Diagnosed", "Dropped", "Event", "Fault", "FaultInjected", "FaultKind", "GpuState",

@@ -33,6 +33,8 @@ COLLECTIVE_KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 Cause = Literal[
     "slow_device", "slow_link", "dead", "hung", "long_sequences", "stage_imbalance", "input_bound", "gc_pause", "unknown"
 ]
+OF_DEVICES: tuple[Cause, ...] = ("slow_device", "dead", "hung")
+"""Causes that the Scheduler knows of when it looks for a plan: by the speeds of the ranks and by who is left."""
 Mode = Literal["observe", "approve", "auto"]
 FaultKind = Literal["slow", "slow_link", "kill", "hang", "freeze", "exception", "segfault", "full_disk", "rejoin"]
 SlowPart = Literal["compute", "memory"]

@@ -6,7 +6,19 @@ are the same constants, and tests/analytics/core/test_outcome.py holds every ans
 
 from __future__ import annotations
 
-from unskew.collector.events import MOST_SLOWDOWN
+from collections.abc import Callable
+
+from unskew.collector.events import (
+    MOST_SLOWDOWN,
+    OF_DEVICES,
+    Event,
+    PlanApplied,
+    PlanProposed,
+    RunFinished,
+    RunStarted,
+    Verdict,
+    VerdictClosed,
+)
 from unskew.collector.outcome_words import (
     MOST_PERCENT,
     NO_END,
@@ -32,16 +44,38 @@ def _text(words: str) -> str:
     return "'" + words.replace("'", "''") + "'"
 
 
-def outcomes(started: str, finished: str) -> str:
-    """The query, over the views `runs`, `verdicts`, `flagged`, `devices`, `diagnoses` and `detection_limits`, and the columns
-    of the events that begin and end a run."""
+def outcomes(rows: Callable[[type[Event]], str]) -> str:
+    """The query, over the views `runs`, `verdicts`, `proposals`, `flagged`, `devices`, `diagnoses` and `detection_limits`, and
+    `rows` of single events. Of open verdicts the first is the one whose proposal waits for a person, then come those that no
+    plan answers (`RunState.by_urgency`)."""
     return f"""
         with back as (
             select run, verdict from flagged join devices using (run, rank)
             where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
+        asking as materialized (select run, proposal from proposals where waits),
+        answers as materialized (
+            select made.run, made.proposal, given.verdict
+            from ({rows(PlanProposed)}) made
+            join (select run, verdict, arg_max(cause, seq) as cause, min(seq) as seq from ({rows(Verdict)})
+                group by run, verdict) given using (run)
+            left join ({rows(VerdictClosed)}) closed on closed.run = given.run and closed.verdict = given.verdict
+            where made.verdict = given.verdict or (made.optional and given.cause in {OF_DEVICES}
+                and given.seq < made.seq and coalesce(closed.seq > made.seq, true))),
+        answered as (select distinct run, verdict, 1 as plan from answers
+            semi join ({rows(PlanApplied)}) applied using (run, proposal)),
+        waiting as (select distinct run, answers.verdict, 1 as asked from answers
+            semi join asking using (run, proposal)),
         standing as (
-            select run, regexp_replace(arg_max(sentence, seq), '[.]$', '') as newest, count(*) as n
-            from (select * from verdicts where until_iteration is null) named anti join back using (run, verdict) group by run),
+            select named.run, count(*) as n, count(*) filter (is_open) as n_open, first(
+                regexp_replace(sentence, '[.]$', '') || coalesce(', until iteration ' || until_iteration, '')
+                order by is_open desc, if(is_open, asked, null) nulls last, if(is_open, plan, null) nulls first,
+                    named.seq desc) as newest
+            from (select verdicts.*, until_iteration is null and back.run is null as is_open
+                  from verdicts left join back using (run, verdict)) named
+                left join answered using (run, verdict) left join waiting using (run, verdict)
+                left join (select run, true as is_over from ({rows(RunFinished)})) finished using (run)
+            where is_open or is_over
+            group by named.run),
         given as (select run, count(*) as n from verdicts group by run),
         diagnosed as (
             select * from (select * from diagnoses qualify row_number() over (partition by run order by seq desc) = 1) newest
@@ -51,7 +85,7 @@ def outcomes(started: str, finished: str) -> str:
             select finished.run, finished.status, finished.reason, finished.iterations, finished.unwritten,
                 coalesce(committed, case when finished.status = 'done' and started.device_kind is not null
                     then (started.options->>'iterations')::bigint end) as committed
-            from ({finished}) finished join ({started}) started using (run)),
+            from ({rows(RunFinished)}) finished join ({rows(RunStarted)}) started using (run)),
         gaps as (
             select run, coalesce(
                 nullif(concat_ws(', ', case when committed > iterations then {_MISSING} end,
@@ -87,8 +121,11 @@ def outcomes(started: str, finished: str) -> str:
                     then 'the run failed: ' || coalesce(nullif(runs.reason, ''), 'no reason given') end as failure,
                 case when runs.n_dropped > 0 then format('{{:,}} event{{}} dropped unwritten', runs.n_dropped,
                     case when runs.n_dropped = 1 then ' was' else 's were' end) end as lacking,
-                given.n || ' verdict' || case when given.n > 1 then 's' else '' end || ' before, no longer open' as earlier
-            from runs left join diagnosed using (run) left join standing using (run) left join given using (run)
+                given.n || ' verdict' || case when given.n > 1 then 's' else '' end || ' before, no longer open' as earlier,
+                coalesce(given.n, 0) as n_verdicts, coalesce(standing.n_open, 0) as n_open,
+                asking.proposal as waits
+            from runs left join (select run, min(proposal) as proposal from asking group by run) asking using (run)
+                left join diagnosed using (run) left join standing using (run) left join given using (run)
                 left join gaps using (run) left join sight using (run)),
         judged_as as (
             select *, case when was_diagnosed then found when newest is not null or failure is not null then 'wrong'
@@ -99,5 +136,5 @@ def outcomes(started: str, finished: str) -> str:
                     {_text(OLD_DIAGNOSIS)})
                 when word = 'wrong' then concat_ws('; ', newest, more, failure, lacking)
                 when word = 'cannot_be_judged' then concat_ws('; ', gap, blindness, lacking)
-                else concat_ws('; ', in_sight, lacking, earlier) end as why
+                else concat_ws('; ', in_sight, lacking, earlier) end as why, n_verdicts, n_open, waits
         from judged_as"""

@@ -136,8 +136,17 @@ VIEWS: dict[str, str] = {
     ),
     "proposals": f"""
         select made.*, coalesce(decided.status, 'open') as status, decided."by" as decided_by,
-            decided.reason as decision_reason, decided.at_us as decided_us
+            decided.reason as decision_reason, decided.at_us as decided_us,
+            made.optional and decided.status is null and going_on.run is not null
+                and (going_on.mode = 'approve' or (going_on.mode = 'auto' and coalesce(refused.by_auto, false))) as waits
         from ({own_columns(events.PlanProposed)}) made
+        left join (select run, coalesce(changed.mode, started.mode) as mode
+                   from ({own_columns(events.RunStarted)}) started
+                   left join (select run, arg_max(mode, seq) as mode
+                              from ({own_columns(events.ModeChanged)}) group by run) changed using (run)
+                   anti join ({own_columns(events.RunFinished)}) finished using (run)) going_on using (run)
+        left join (select run, regexp_extract(command, '[^ ]*$') as proposal, arg_max("by", seq) = 'auto' as by_auto
+                   from ({own_columns(events.CommandRefused)}) group by run, proposal) refused using (run, proposal)
         left join (
             select run, proposal, arg_max(decision, seq) as status, max(at_us) as at_us,
                 coalesce(arg_max("by", seq) filter (decision != 'applied'), arg_max("by", seq)) as "by",
@@ -165,7 +174,7 @@ VIEWS: dict[str, str] = {
               from (select *, unnest(culprits::json[]) as party from verdicts) where party->>'kind' = 'device') named
         left join devices using (run, rank)""",
     "detection_limits": own_columns(events.DetectionLimit),
-    "outcomes": outcomes(own_columns(events.RunStarted), own_columns(events.RunFinished)),
+    "outcomes": outcomes(own_columns),
     "detection": """
         select runs.run, coalesce(given.n_verdicts, 0) as n_verdicts, coalesce(given.n_correct, 0) as n_correct,
             coalesce(given.n_false, 0) as n_false,

@@ -76,6 +76,15 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
     assert "p3 waits for you" in listed
     assert "2 of 2 verdicts open" in listed
     assert '; 1 more verdict">' in listed, "as the page has it"
+    data.runs.clear()
+    assert "p3 waited for you" in text(page()), "its controller is gone, and the proposal open still"
+
+
+@pytest.mark.slow
+def test_the_list_counts_the_verdicts_that_are_open_on_the_page(store: Store) -> None:
+    """A death whose rank is back stood in the list as open for ever."""
+    runs.rejoined(store, joins=True).close()
+    assert "0 of 1 verdict open" in text(page())
 
 
 @pytest.mark.slow

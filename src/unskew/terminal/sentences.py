@@ -159,7 +159,7 @@ def _(event: ev.Verdict) -> Sentence:
 @sentence_of.register
 def _(event: ev.DetectionLimit) -> Sentence:
     if event.smallest_slowdown is None:
-        return Sentence("sight", f"from now on nobody can be judged{because(event.why)}", "bad")
+        return Sentence("sight", f"from now on nobody can be called well{because(event.why)}", "bad")
     least = percent(event.smallest_slowdown)
     return Sentence("sight", f"from now on a lasting slowdown of any device by {least} or more is named", "quiet")
 

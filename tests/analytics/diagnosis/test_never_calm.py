@@ -23,7 +23,7 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.registry import POLICIES
-from unskew.collector.events import Dropped, RunFinished, Span
+from unskew.collector.events import Dropped, PlanApplied, PlanProposed, RunFinished, Span
 from unskew.collector.formats.exporters import straggler_analysis
 from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
@@ -274,6 +274,22 @@ def test_the_time_of_a_dead_device_is_lost_until_the_end(store: Store) -> None:
     assert len(without) == 40
     least = sum(one.measured_us for one in without) / 1e6
     assert diagnose(log).time_lost_s["dead"] >= least - 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_the_headline_begins_with_what_no_plan_has_answered(store: Store) -> None:
+    """The older of two verdicts stood there whatever became of it."""
+    runs.waiting_after_death(store).close()
+    log = loaded(store, "waiting")
+    swapped = [
+        msgspec.structs.replace(event, proposal="p1") if isinstance(event, PlanApplied) and event.proposal else event
+        for event in log.control
+        if not (isinstance(event, PlanProposed) and event.proposal == "p3")
+    ]
+    found = [diagnose(one) for one in (log, msgspec.structs.replace(log, control=tuple(swapped)))]
+    assert found[0].verdicts == found[1].verdicts
+    assert [one.why.partition(" ")[2][:1] for one in found] == ["3", "6"], "a death that its recovery answers is no news"
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_devices_alone_are_not_the_whole() -> None:
     assert (well.smallest_slowdown, "of the whole job by 20 %" in well.why) == (1.15, True)
     assert state.judged(sees(1.15, 1.19), 41)[1] == []
     assert state.judged(sees(1.15, 1.1), 41)[1] != []
-    (blind,) = state.judged(sees(1.15, 1.2), 41, UnexplainedTime(of_lost=1.0, of_measured=0.2))[1]
+    (blind,) = state.judged(sees(1.15, 1.2), 41, UnexplainedTime(of_measured=0.2))[1]
     assert (blind.smallest_slowdown, "no cause explains" in blind.why) == (None, True)
 
 

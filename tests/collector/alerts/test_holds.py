@@ -33,10 +33,13 @@ def test_each_named_condition_holds_when_it_should_and_ends(log: Log, hook: Hook
         proposal="p1", plan_version=1, digest="d", optional=True, reason="rank 0 is slow", verdict=1, plan={}, predicted_us=1,
         baseline_us=2, gain_percent=1.0, cost_us=1, payback_iterations=1, at_iteration=1,
     )  # fmt: skip
+    log.add(ev.ModeChanged(mode="observe", by="ann"))
     log.add(SLOW, proposal, ev.DeviceLost(device="d1", rank=1, how="exit", detail="signal 9", detected_us=1))
     names = ("verdict", "death", "stale_heartbeat", "open_proposal", "dropped")
     rules = [Rule(name=name, when=name, webhook=hook.address) for name in names]
     soon_us = now_us()
+    assert step(log.store, rules[3], at_us=soon_us) == [], "nobody can approve anything in mode observe"
+    log.add(ev.ModeChanged(mode="approve", by="ann"))
     opened = step(log.store, *rules, at_us=soon_us)
     assert {change.key[1:] for change in opened} == {
         ("verdict", "verdict 1"), ("death", "rank 1"), ("open_proposal", "p1"), ("dropped", "agent-0.1"),
