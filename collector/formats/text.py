@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ LEAST_UNPACKED_BYTES = 64 * 1024**2
 """Any may unpack to so much: logs that hardly vary are packed better."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_RANKS = 2**31
+CUT = msgspec.UNSET
 
 
 def content(path: Path) -> bytes:
@@ -55,6 +56,27 @@ def json_of(path: Path, line: int, text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{path}, line {line}: not JSON ({error})") from error
+
+
+def json_line(path: Path, line: int, text: str) -> Any:
+    """As `json_of`, of a line of a log; `CUT` where it ends before its JSON does, as what a killed process wrote last."""
+    raw = text.strip().encode()
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        if "truncated" in str(error) or f"(byte {len(raw)})" in str(error):
+            return CUT
+    except RecursionError:
+        pass
+    return json_of(path, line, raw)
+
+
+def cut_notes(cut: Sequence[int]) -> tuple[str, ...]:
+    """What a person should know of lines that were cut short."""
+    if not cut:
+        return ()
+    which = f"line {cut[0]} is" if len(cut) == 1 else f"{len(cut)} lines, line {cut[0]} first, are"
+    return (f"{which} cut short, as by a process that was killed, and passed over",)
 
 
 def number(where: str, name: str, value: object) -> float:

@@ -3,15 +3,16 @@
 ``:::MLLOG {"time_ms": ..., "key": "tracked_stats", "value": {"train_step_time": 5.2, ...}, "metadata": {"step": 12}}``
 
 What a line calls its step is one, or the samples or tokens that were trained on; the log's own batch size, and how many step
-times lie between two lines, show which (`unit_of`). A line without is its place among the step times. Reports of an iteration
-that is reported again are attempts, of which the last counts. The mean over a block between evaluations, whose step is out of
-line, validation steps, intervals and points in time become `source_recorded`; single values (batch size, seed, benchmark,
-status) the run's facts.
+times lie between two lines, show which (`unit_of`). A line without is its place among the step times. A line that says a rank
+is of that rank. Reports of an iteration that is reported again are attempts, of which the last counts. The mean over a block
+between evaluations, whose step is out of line, validation steps, intervals and points in time become `source_recorded`;
+single values (batch size, seed, benchmark, status) the run's facts.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,17 @@ import msgspec
 from unskew.collector.events import IterationTimed, SourceRecorded, Telemetry
 from unskew.collector.formats.attempts import Attempts
 from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
-from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, whole
+from unskew.collector.formats.text import (
+    CUT,
+    cut_notes,
+    duration,
+    json_line,
+    lines,
+    microseconds,
+    number,
+    rank_number,
+    whole,
+)
 
 _MARK = ":::MLLOG"
 _TRAIN = ("train_step_time", "train_step_timing", "train_step_timing in s")
@@ -57,51 +68,62 @@ def read(path: Path) -> Sequence[ImportedRun]:
 def _run(path: Path, name: str) -> ImportedRun:
     recorded: list[Telemetry] = []
     facts: dict[str, Any] = {"observed": "iteration times of the job"}
-    steps: list[_StepTime] = []
+    steps: dict[int | None, list[_StepTime]] = defaultdict(list)
+    cut: list[int] = []
     for line_number, line in lines(path):
-        _, mark, text = line.partition(_MARK)
+        before, mark, text = line.rpartition(_MARK)  # behind what was cut short another process may go on in the same line
         if not mark:
             continue
-        where, entry = f"{path}, line {line_number}", json_of(path, line_number, text.strip())
+        where, entry = f"{path}, line {line_number}", json_line(path, line_number, text)
+        if entry is CUT or _MARK in before:
+            cut.append(line_number)
+        if entry is CUT:
+            continue
         if not isinstance(entry, dict) or "key" not in entry or "time_ms" not in entry:
             raise FormatError(f"{where}: a :::MLLOG entry has time_ms, key and value")
         key, value = str(entry["key"]), entry.get("value")
         metadata = entry["metadata"] if isinstance(entry.get("metadata"), dict) else {}
-        progress = next((metadata[field] for field in _PROGRESS if field in metadata), len(steps))
-        event = _event(where, entry, key, progress)
+        rank = None if metadata.get("rank") is None else rank_number(where, metadata["rank"])
+        progress = next((metadata[field] for field in _PROGRESS if field in metadata), len(steps[rank]))
+        event = _event(where, entry, key, progress, rank or 0)
         if isinstance(event, _StepTime):
-            steps.append(event)
+            steps[rank].append(event)
         else:
             recorded.append(event)
         if isinstance(value, (int, float, str)):
             facts.setdefault(key, value)
         elif key == "run_stop":
             facts["status"] = metadata.get("status")
-    if not recorded and not steps:
-        raise FormatError(f"{path}: no line of this file has {_MARK}")
-    blocks = _block_means(steps)
-    recorded += [
-        SourceRecorded(rank=0, name="mean step time of a block", category="", start_us=step.at_us, value=step.wall_us / 1e6)
-        for step in steps
-        if step.progress in blocks
-    ]
-    steps = [step for step in steps if step.progress not in blocks]
-    unit, attempts = unit_of(steps, _count(facts, "global_batch_size"), _count(facts, "max_sequence_length")), Attempts()
-    timed = [
-        IterationTimed(
-            iteration=iteration,
-            start_us=step.at_us - step.wall_us,
-            wall_us=step.wall_us,
-            loss=step.loss,
-            attempt=attempts.end(iteration),
-        )
-        for step in steps
-        for iteration in [step.progress // unit.per_iteration]
-    ]
+    if not recorded and not any(steps.values()):
+        raise FormatError(f"{path}: no {'whole ' * bool(cut)}line of this file has {_MARK}")
+    unit, timed, attempts = StepUnit(), list[IterationTimed](), Attempts()
+    for rank, own in steps.items():
+        blocks = _block_means(own)
+        recorded += [_block(step, rank or 0) for step in own if step.progress in blocks]
+        counted = [step for step in own if step.progress not in blocks]
+        unit = unit_of(counted, _count(facts, "global_batch_size"), _count(facts, "max_sequence_length"))
+        timed += [_timed(step, rank, unit, attempts) for step in counted]
     facts |= {"told_again": attempts.earlier, "step_unit": msgspec.to_builtins(unit)}
-    iterations = len({event.iteration for event in timed})
-    notes = (*_unit_notes(unit), *attempts.notes())
-    return ImportedRun(name=name, events=[*recorded, *timed], ranks=0, iterations=iterations, facts=facts, notes=notes)
+    iterations, ranks = len({event.iteration for event in timed}), len({event.rank for event in timed} - {None})
+    notes = (*_unit_notes(unit), *attempts.notes(), *cut_notes(cut))
+    return ImportedRun(name=name, events=[*recorded, *timed], ranks=ranks, iterations=iterations, facts=facts, notes=notes)
+
+
+def _block(step: _StepTime, rank: int) -> SourceRecorded:
+    seconds = step.wall_us / 1e6
+    return SourceRecorded(rank=rank, name="mean step time of a block", category="", start_us=step.at_us, value=seconds)
+
+
+def _timed(step: _StepTime, rank: int | None, unit: StepUnit, attempts: Attempts) -> IterationTimed:
+    iteration = step.progress // unit.per_iteration
+    return IterationTimed(
+        iteration=iteration,
+        rank=rank,
+        start_us=step.at_us - step.wall_us,
+        wall_us=step.wall_us,
+        loss=step.loss,
+        attempt=attempts.end(iteration, rank),
+    )
 
 
 def _block_means(steps: Sequence[_StepTime]) -> set[int]:
@@ -143,7 +165,7 @@ def _count(facts: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _event(where: str, entry: Mapping[str, Any], key: str, progress: object) -> _StepTime | SourceRecorded:
+def _event(where: str, entry: Mapping[str, Any], key: str, progress: object, rank: int) -> _StepTime | SourceRecorded:
     at_us, value = microseconds(where, "time_ms", entry["time_ms"], 1e3), entry.get("value")
     stats: Mapping[str, Any] = value if isinstance(value, dict) else {key: value}
     category = str(entry.get("event_type", ""))
@@ -157,9 +179,9 @@ def _event(where: str, entry: Mapping[str, Any], key: str, progress: object) -> 
         )
     if (step_s := _first(stats, _VALIDATION)) is not None:
         wall_us = _wall_us(where, step_s)
-        return SourceRecorded(rank=0, name="validation step", category=category, start_us=at_us - wall_us, wall_us=wall_us)
+        return SourceRecorded(rank=rank, name="validation step", category=category, start_us=at_us - wall_us, wall_us=wall_us)
     measured = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    return SourceRecorded(rank=0, name=key, category=category, start_us=at_us, value=measured)
+    return SourceRecorded(rank=rank, name=key, category=category, start_us=at_us, value=measured)
 
 
 def _wall_us(where: str, step_s: object) -> int:

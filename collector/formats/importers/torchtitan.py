@@ -18,7 +18,17 @@ from msgspec.structs import replace
 from unskew.collector.events import IterationTimed, SourceRecorded, Span, SpanKind, Telemetry
 from unskew.collector.formats.attempts import Attempts
 from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
-from unskew.collector.formats.text import duration, json_of, lines, microseconds, number, rank_number, whole
+from unskew.collector.formats.text import (
+    CUT,
+    cut_notes,
+    duration,
+    json_line,
+    lines,
+    microseconds,
+    number,
+    rank_number,
+    whole,
+)
 
 _KINDS: tuple[tuple[str, SpanKind], ...] = (
     ("fetching_batch", "data_wait"),
@@ -37,6 +47,7 @@ def read(path: Path) -> Sequence[ImportedRun]:
     sources: set[str] = set()
     attempts = Attempts()
     iterations: set[int] = set()
+    cut: list[str] = []
     for file in source_files(path, ".jsonl"):
         own = _LogFile(file, attempts)
         events += own.events()
@@ -45,10 +56,12 @@ def read(path: Path) -> Sequence[ImportedRun]:
         iterations |= {step.iteration for step in steps}
         ranks |= own.ranks
         sources |= own.sources
+        cut += [f"{file.name}: {note}" for note in cut_notes(own.cut)]
     if not events:
         raise FormatError(f"{path}: no record in it")
     facts = {"sources": sorted(sources), "told_again": attempts.earlier}
-    return [ImportedRun(events=events, ranks=len(ranks), iterations=len(iterations), facts=facts, notes=attempts.notes())]
+    notes = (*attempts.notes(), *cut)
+    return [ImportedRun(events=events, ranks=len(ranks), iterations=len(iterations), facts=facts, notes=notes)]
 
 
 class _LogFile:
@@ -58,14 +71,18 @@ class _LogFile:
         self.path, self._attempts = path, attempts
         self.ranks: set[int] = set()
         self.sources: set[str] = set()
+        self.cut: list[int] = []
         self._open: dict[str, list[tuple[str, int]]] = defaultdict(list)
         self._steps: list[tuple[int, int, int, int, int]] = []
         self._scalars: dict[tuple[int | None, int, str], float] = {}
 
     def events(self) -> Iterator[Telemetry]:
         for line_number, line in lines(self.path):
-            if line.strip():
-                yield from self._record(line_number, json_of(self.path, line_number, line))
+            record = json_line(self.path, line_number, line) if line.strip() else None
+            if record is CUT:
+                self.cut.append(line_number)
+            elif line.strip():
+                yield from self._record(line_number, record)
 
     def steps(self) -> Iterator[IterationTimed]:
         """The times of the steps, once `events` has been read."""

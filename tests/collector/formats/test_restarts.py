@@ -117,6 +117,44 @@ def test_a_restart_that_counts_samples_goes_back_by_iterations(tmp_path: Path) -
     assert "4 iterations from 11 to 14 are reported more than once" in run.notes[1]
 
 
+def of_ranks(ranks: int, steps: int, step_s: float) -> list[str]:
+    """Lines of several ranks of a job, one after the other."""
+    place = [(step, rank) for step in range(1, steps) for rank in range(ranks)]
+    return [
+        mllog("tracked_stats", {"train_step_time": step_s}, 1e6 + 1e3 * step_s * s + r, rank=r, samples_count=64 * s)
+        for s, r in place
+    ]
+
+
+def test_lines_of_several_ranks_are_no_restarts(tmp_path: Path) -> None:
+    """Each rank's step was taken for the same step once more, so that every iteration had been executed four times."""
+    (tmp_path / "r.log").write_text("".join(of_ranks(4, 20, 0.5)))
+    (run,) = mlperf.read(tmp_path / "r.log")
+    timed = [event for event in run.events if isinstance(event, IterationTimed)]
+    assert (run.ranks, run.iterations, run.facts["told_again"], run.facts["step_unit"]["per_iteration"]) == (4, 19, 0, 64)
+    assert {(one.rank, one.iteration, one.attempt) for one in timed} == {(r, s, 0) for r in range(4) for s in range(1, 20)}
+
+
+@pytest.mark.parametrize("cut", [1, 9, 40, 100])
+@pytest.mark.parametrize("goes_on", ["", "\n", "in the same line"])
+def test_what_a_killed_process_wrote_last_is_passed_over(tmp_path: Path, cut: int, goes_on: str) -> None:
+    """A log that is cut in the middle was refused as a whole; behind the cut the restarted job may go on."""
+    whole = of_ranks(1, 30, 0.5)
+    text = "".join(whole[:15])[: -cut - 1] + (goes_on and goes_on.replace("in the same line", "") + "".join(whole[10:]))
+    (tmp_path / "r.log").write_text(text)
+    (run,) = mlperf.read(tmp_path / "r.log")
+    assert run.notes[-1] == "line 15 is cut short, as by a process that was killed, and passed over"
+    assert (run.iterations, run.facts["told_again"]) == ((29, 4) if goes_on else (14, 0))
+
+
+def test_a_record_that_torchtitan_did_not_finish_is_passed_over(tmp_path: Path) -> None:
+    record = {"rank": 0, "source": "t", "log_type": "event", "log_type_name": "step_end", "value": 1.0}
+    lines = [json.dumps(record | {"step": step, "time_us": 1000 * step}) + "\n" for step in range(1, 9)]
+    (tmp_path / "t.global_rank_0.1.jsonl").write_text("".join(lines)[:-20])
+    (run,) = torchtitan.read(tmp_path)
+    assert (run.iterations, run.notes[-1][:40]) == (7, "t.global_rank_0.1.jsonl: line 8 is cut s")
+
+
 @pytest.mark.parametrize(
     ("benchmark", "counts", "per_iteration"), [("gpt3", "tokens", 2048 * 2048), ("llama31_405b", "samples", 1536)]
 )
