@@ -7,6 +7,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import LONG_CHUNKS, Run, train
 
 from unskew.analytics.replay.replay import replay
@@ -37,8 +38,8 @@ SLOW = "slow:rank=1,factor=2,at=9"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed"), base=LONG_CHUNKS).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(LONG_CHUNKS)
 
 
 def test_a_death_and_then_a_repartition_change_no_digit(tmp_path: Path, undisturbed: list[float]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.training.runtime_runs import assert_exact, train
+from support.training.replica_reference import undisturbed_losses
+from support.training.runtime_runs import SMALL, assert_exact, train
 
 from unskew.collector.events import DeviceLost, IterationCommitted, PlanApplied, Regrouped, RunFinished, Suspected, Verdict
 
@@ -13,8 +14,8 @@ pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed")).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(SMALL)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_hung_and_frozen_are_told_apart_and_survived(kind: str, tmp_path: Path, 
 
 def test_a_rank_that_is_stopped_for_a_moment_and_cannot_be_spared_is_waited_for(tmp_path: Path) -> None:
     run = train(tmp_path, "freeze:rank=1,at=5,seconds=0.7", dp=1)
-    assert_exact(run, train(tmp_path / "undisturbed", dp=1).losses, {0, 1})
+    assert_exact(run, undisturbed_losses(run.options), {0, 1})
     assert [suspected.rank for suspected in run.of(Suspected)] == [1]
     assert run.of(DeviceLost) == []
 

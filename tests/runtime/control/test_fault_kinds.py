@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.training.runtime_runs import LONG_CHUNKS, train
+from support.training.replica_reference import undisturbed_losses
+from support.training.runtime_runs import LONG_CHUNKS, SMALL, train
 
 from unskew.collector.events import (
     DeviceLost,
@@ -22,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.limit(120)]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed"), iterations=30).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(msgspec.structs.replace(SMALL, iterations=30))
 
 
 def test_a_process_ends_by_an_error_and_by_a_signal_its_disk_fills_and_it_comes_back(

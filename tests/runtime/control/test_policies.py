@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.training.runtime_runs import train
+from support.training.replica_reference import undisturbed_losses
+from support.training.runtime_runs import SMALL, train
 
 from unskew.analytics.cluster.event import ClusterEvent
 from unskew.analytics.core.layout import to_plan
@@ -20,8 +21,8 @@ pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed")).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(SMALL)
 
 
 @pytest.mark.parametrize("name", ["recycle", "oobleck", "recover", "malleus", "resihp", "unskew"])

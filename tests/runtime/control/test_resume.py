@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import collectors, send_signal, tree
+from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import SMALL, Run, train, wait_until
 from support.training.warm_processes import Forked, warm_process
 
@@ -50,9 +51,9 @@ def unskew(store: Path, *arguments: str) -> Forked:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Of two replicas of two stages each, without tensor parallelism: all layouts here have these losses."""
-    return train(tmp_path_factory.mktemp("undisturbed"), base=OPTIONS).losses
+def undisturbed() -> list[float]:
+    """All layouts here have these."""
+    return undisturbed_losses(OPTIONS)
 
 
 def with_a_checkpoint(store: Store) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from support.processes import send_signal
-from support.training.runtime_runs import Run, assert_exact, train
+from support.training.replica_reference import undisturbed_losses
+from support.training.runtime_runs import SMALL, Run, assert_exact, train
 
 from unskew.analytics.replay.replay import replay
 from unskew.collector.events import DeviceJoined, DeviceLost, Regrouped
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed")).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(SMALL)
 
 
 def executed_again(run: Run) -> int:

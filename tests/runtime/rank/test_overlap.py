@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from support.training.replica_reference import expected_losses
+from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import SMALL, Run, assert_exact, train
 
 from unskew.benchmarks.runtime.overlap import hidden_of
@@ -21,10 +20,8 @@ OVERLAPPED = msgspec.structs.replace(SMALL, layers=8, dim=32, heads=2, iteration
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Without links, so without parts."""
-    free: dict[str, Any] = {"link_us": 0, "link_mbps": 0}
-    return train(tmp_path_factory.mktemp("undisturbed"), base=OVERLAPPED, **free).losses
+def undisturbed() -> list[float]:
+    return undisturbed_losses(OVERLAPPED)
 
 
 @pytest.mark.parametrize(("schedule", "hidden"), [("1f1b", 0.6), ("zb-h1", 0.0), ("interleaved", 0.0)])
@@ -66,8 +63,7 @@ def test_groups_that_are_cut_sum_their_pieces_meanwhile(tmp_path: Path) -> None:
     """TP2 x DP2, each piece by those who hold it; predicted within 1 %."""
     cut: RunOptions = msgspec.structs.replace(OVERLAPPED, tp=2, pp=1, dp=2, layers=4)
     run = train(tmp_path, base=cut)
-    whole = msgspec.structs.replace(cut, tp=1)
-    assert_exact_alone(run, expected_losses(whole, {number: {0: number, 1: number} for number in range(cut.iterations)}))
+    assert_exact_alone(run, undisturbed_losses(cut))
     late = [one for one in run.of(IterationJudged) if one.iteration >= 16 and one.predicted_us is not None]
     assert max(abs((one.predicted_us or 0) / one.measured_us - 1) for one in late) < 0.01
 

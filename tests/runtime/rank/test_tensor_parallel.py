@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from support.training.replica_reference import expected_losses
+from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import SMALL, assert_exact, train
 from support.training.threads_comm import Hub, ThreadComm, in_threads
 
@@ -22,7 +22,6 @@ from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slic
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.size import ModelSize
 from unskew.runtime.node.checkpoints import CheckpointParts
-from unskew.runtime.options import RunOptions
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore
 from unskew.runtime.rank.migrate import Holdings, settle_in
@@ -31,16 +30,10 @@ pytestmark = pytest.mark.limit(120)
 TP = msgspec.structs.replace(SMALL, tp=2, dp=1, heads=4, layers=2, micro_batches=2, iterations=4)
 
 
-def undisturbed(options: RunOptions) -> list[float]:
-    """The losses of a model that knows no ranks."""
-    options = msgspec.structs.replace(options, tp=1)
-    return expected_losses(options, {number: dict.fromkeys(range(options.dp), number) for number in range(options.iterations)})
-
-
 @pytest.mark.slow
 def test_groups_train_as_single_ranks_do(tmp_path: Path) -> None:
     run = train(tmp_path, base=TP)
-    assert_exact(run, undisturbed(TP), {0, 1, 2, 3})
+    assert_exact(run, undisturbed_losses(TP), {0, 1, 2, 3})
     chunks = run.sql("select rank, \"group\", wait_tp_us from spans where run = $run and kind in ('F', 'B')")
     assert {(one["rank"], one["group"]) for one in chunks} == {(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")}
     assert {one["wait_tp_us"] for one in chunks} == {0}
@@ -53,7 +46,7 @@ def test_a_dead_shard_and_a_slow_one_change_no_digit(tmp_path: Path) -> None:
     """The other replica does what the group did; the slow member's peer waits, and is not accused."""
     options = msgspec.structs.replace(TP, pp=1, dp=2, micro_batches=4, iterations=16)
     run = train(tmp_path, "slow:rank=3,factor=3,at=4", "kill:rank=1,at=10,point=in_sync", base=options)
-    assert_exact(run, undisturbed(options), {0, 2, 3})
+    assert_exact(run, undisturbed_losses(options), {0, 2, 3})
     assert {verdict.culprits[0].rank: verdict.cause for verdict in run.of(Verdict)} == {1: "dead", 3: "slow_device"}
     (after,) = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)][1:]
     assert {hop.ranks for route in after.routes for hop in route.hops} == {(2, 3)}
@@ -147,7 +140,7 @@ def test_groups_are_cut_anew_shrink_and_grow_live(tmp_path: Path, monkeypatch: p
     options = msgspec.structs.replace(TP, tp=3, pp=1, dp=2, micro_batches=4, iterations=40)
     run = train(tmp_path, "slow:rank=0,factor=2,at=4", base=options)
     assert run.of(RunFinished)[-1].status == "done"
-    assert run.losses == pytest.approx(undisturbed(options), rel=0, abs=1e-8)
+    assert run.losses == pytest.approx(undisturbed_losses(options), rel=0, abs=1e-8)
     assert run.sql("select * from executed($run) where times != 1") == []
     assert len(run.of(PlanApplied)) == 4
 
@@ -159,7 +152,7 @@ def test_what_is_left_of_two_groups_that_were_cut_otherwise_goes_on(tmp_path: Pa
     options = msgspec.structs.replace(TP, pp=1, dp=2, heads=8, micro_batches=4, iterations=32)
     faults = "slow:rank=0,factor=2,at=4", "kill:rank=1,at=24", "kill:rank=2,at=26,point=in_sync"
     run = train(tmp_path, *faults, base=options)
-    assert_exact(run, undisturbed(options), {0, 3})
+    assert_exact(run, undisturbed_losses(options), {0, 3})
     plans = [Plan.from_data(plan.plan) for plan in run.of(PlanApplied)]
     assert [{*plan.teams.values()} for plan in plans] == [{(0, 1), (2, 3)}, {(0, 1), (2, 3)}, {(2, 3)}, {(0, 3)}]
     assert [str(role.part) for role in plans[-1].roles] == ["0 to 5/8", "5/8 to 1"]

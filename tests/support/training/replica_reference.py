@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 
 from unskew.analytics.scheduler.replicas import micro_batches_of
@@ -38,6 +39,12 @@ def contributions(events: Sequence[Event]) -> dict[int, dict[int, int]]:
         found[iteration] = {replica: place[replica] for replica in healthy[iteration, version]}
         place.update(found[iteration].keys())
     return found
+
+
+def undisturbed_losses(options: RunOptions) -> list[float]:
+    """The losses of a model that knows no ranks, and of no replica that was ever away."""
+    whole = msgspec.structs.replace(options, tp=1)
+    return expected_losses(whole, {number: dict.fromkeys(range(options.dp), number) for number in range(options.iterations)})
 
 
 def expected_losses(options: RunOptions, contributed: Contributions) -> list[float]:
