@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from support.training.runtime_runs import Run, train
+from support.training.runtime_runs import SMALL, Run, light, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.failslow import FailSlowResult, follow_run, settled
@@ -36,7 +36,8 @@ FAULTS = (*(f"slow:rank={rank},factor=1.7,at=28" for rank in SLOW), f"kill:rank=
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """All ranks of the last stage turn slow alike, are probed and named; later one of the others dies. No plan that would move
     layers, and with them begin all comparisons anew, is approved."""
-    return train(tmp_path_factory.mktemp("followed"), *FAULTS, pp=2, dp=3, micro_batches=6, iterations=64, mode="approve")
+    folder, layout = tmp_path_factory.mktemp("followed"), {"pp": 2, "dp": 3, "micro_batches": 6}
+    return train(folder, *FAULTS, base=light(SMALL), iterations=64, mode="approve", **layout)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 import pytest
+from support.training.runtime_runs import SMALL, light
 from typer.testing import CliRunner
 
 from unskew.analytics.core.code_hash import hash_of
@@ -24,7 +25,6 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.run_study import StudyResult, run_study
 from unskew.runtime.control.launch import run as train
-from unskew.runtime.options import RunOptions
 
 CALLS: list[int] = []
 
@@ -181,10 +181,8 @@ def test_a_simulated_run_is_served_like_a_real_one(tmp_path: Path) -> None:
 def test_a_real_runs_plans_are_played_against_what_it_measured(tmp_path: Path) -> None:
     """On the logical clock they are the same to 0.1 %, after a death too, but for the iteration that was begun again."""
     store = tmp_path / "store"
-    options = RunOptions(
-        pp=2, dp=2, layers=8, dim=16, heads=1, tokens=64, micro_batches=8, iterations=40, device="virtual", store=str(store),
-        mode="auto", faults=parse_faults(["kill:rank=1,at=20"], ranks=4, iterations=40),
-    )  # fmt: skip
+    faults = parse_faults(["kill:rank=1,at=20"], ranks=4, iterations=40)
+    options = light(msgspec.structs.replace(SMALL, layers=8, micro_batches=8, iterations=40, store=str(store), faults=faults))
     summary = train(options)
     answer = tmp_path / "a.json"
     called = CliRunner().invoke(app, ["simulate", "--check", summary.run_id, "--store", str(store), "--json", str(answer)])

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.training.adaptation_loop import Loop
+from support.training.runtime_runs import SMALL, light
 from support.training.runtime_runs import train as train_live
 
 from unskew.analytics.core.cost import HEALTHY, ChunkCost, CostModel, PlaceCost, Speeds
@@ -229,10 +230,8 @@ def test_a_judged_iteration_of_a_mixed_cluster_shows_ratios_near_one() -> None:
 @pytest.mark.limit(120)
 def test_a_run_on_two_kinds_of_device_accuses_the_slow_one_only_and_predicts_the_plan_that_follows(tmp_path: Path) -> None:
     """The second replica is a generation behind; one of its ranks turns slow, layers and micro-batches move."""
-    run = train_live(
-        tmp_path, "slow:rank=3,factor=1.8,at=16", device="virtual", pp=2, dp=2, layers=12, micro_batches=8, iterations=44,
-        profile="steady,2-3=older",
-    )  # fmt: skip
+    options = light(msgspec.structs.replace(SMALL, layers=12, micro_batches=8, iterations=44))
+    run = train_live(tmp_path, "slow:rank=3,factor=1.8,at=16", base=options, profile="steady,2-3=older")
     assert {party.rank for verdict in run.of(Verdict) for party in verdict.culprits} == {3}
     assert {event.rank: event.device_class for event in run.of(DeviceJoined)} == {
         0: "steady",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.training.runtime_runs import Run, train
+from support.training.runtime_runs import SMALL, Run, light, train
 
 from unskew.analytics.replay.replay import replay
 from unskew.collector.command import Command
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 SLOW = (0, 2, 4)
 FAULTS = tuple(f"slow:rank={rank},factor=1.6,at=30" for rank in SLOW)
+LIGHT = light(SMALL)
 LAYOUT = {"pp": 2, "dp": 3, "micro_batches": 6, "iterations": 60}
 
 
@@ -41,7 +42,7 @@ def named(run: Run) -> dict[int, Verdict]:
 
 @pytest.mark.limit(240)
 def test_ranks_that_excuse_each_other_are_probed_and_named(tmp_path: Path) -> None:
-    run = train(tmp_path, *FAULTS, **LAYOUT)
+    run = train(tmp_path, *FAULTS, base=LIGHT, **LAYOUT)
     verdicts = named(run)
     assert sorted(verdicts) == list(SLOW)
     stage, *_ = run.of(Verdict)
@@ -60,7 +61,7 @@ def test_ranks_that_excuse_each_other_are_probed_and_named(tmp_path: Path) -> No
 
 
 def test_in_mode_observe_nothing_is_held_up_for_a_probe(tmp_path: Path) -> None:
-    run = train(tmp_path, *FAULTS, mode="observe", **LAYOUT)
+    run = train(tmp_path, *FAULTS, mode="observe", base=LIGHT, **LAYOUT)
     assert run.of(Probed) == []
     assert len(run.of(PlanApplied)) == 1
 
@@ -68,7 +69,7 @@ def test_in_mode_observe_nothing_is_held_up_for_a_probe(tmp_path: Path) -> None:
 @pytest.mark.limit(240)
 def test_resihps_detector_validates_its_suspects_and_is_replayed(tmp_path: Path) -> None:
     """A rank is three times as slow from iteration 30 on: its product is measured while the others wait, and it is named."""
-    run = train(tmp_path, "slow:rank=2,factor=3,at=30", detector="resihp", **LAYOUT)
+    run = train(tmp_path, "slow:rank=2,factor=3,at=30", detector="resihp", base=LIGHT, **LAYOUT)
     assert [event.detector for event in run.of(RunStarted)] == ["resihp"]
     verdicts = named(run)
     assert sorted(verdicts) == [2]
@@ -96,7 +97,7 @@ class Person:
 
 
 def test_who_asks_for_a_probe_gets_it_in_any_mode(tmp_path: Path) -> None:
-    run = train(tmp_path, "slow:rank=3,factor=1.6,at=5", mode="observe", on_event=Person(), **LAYOUT)
+    run = train(tmp_path, "slow:rank=3,factor=1.6,at=5", mode="observe", on_event=Person(), base=LIGHT, **LAYOUT)
     named(run)
     (probed,) = run.of(Probed)
     assert probed.slowdowns == {"3": pytest.approx(1.6, rel=0.01)}

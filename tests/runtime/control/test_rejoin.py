@@ -8,8 +8,9 @@ import threading
 from functools import reduce
 from pathlib import Path
 
+import msgspec
 import pytest
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.run_state import RunState, fold
@@ -38,14 +39,15 @@ from unskew.edge.load_run import load_run
 from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
-LAYOUT = {"layers": 6, "profile": "long", "iterations": 56, "respawns": 3}
+LIGHT = light(msgspec.structs.replace(LONG_CHUNKS, layers=6))
+LAYOUT = {"profile": "long", "iterations": 56, "respawns": 3}
 MOST_STILL_S = 2.0
 """A join holds the others up for the change of plan alone: 0.03 to 0.2 s on a busy machine of two cores."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tmp_path_factory.mktemp("undisturbed"), base=LONG_CHUNKS, **LAYOUT)
+    return train(tmp_path_factory.mktemp("undisturbed"), base=LIGHT, **LAYOUT)
 
 
 def assert_exact(run: Run, undisturbed: Run) -> None:
@@ -71,7 +73,7 @@ def ranks(run: Run) -> list[tuple[int, ...]]:
 
 
 def test_a_dead_rank_is_started_again_and_takes_its_layers_from_the_others(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "kill:rank=2,at=10", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, "kill:rank=2,at=10", base=LIGHT, **LAYOUT)
     assert_exact(run, undisturbed)
     (added,) = run.of(RankAdded)
     assert (added.rank, added.process, added.by) == (2, 2, "auto")
@@ -108,7 +110,7 @@ class Operator:
 
 
 def test_a_hung_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "hang:rank=1,at=10", base=LONG_CHUNKS, on_event=Operator(), **{**LAYOUT, "respawns": 0})
+    run = train(tmp_path, "hang:rank=1,at=10", base=LIGHT, on_event=Operator(), **{**LAYOUT, "respawns": 0})
     assert_exact(run, undisturbed)
     assert [event.reason for event in run.of(CommandRefused)] == ["rank 0 lives"]
     assert [(event.rank, event.process, event.by) for event in run.of(RankAdded)] == [(1, 2, "ann"), (4, 1, "ann")]
@@ -120,7 +122,7 @@ def test_a_hung_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_path:
 
 
 def test_a_rank_that_is_stopped_for_a_moment_comes_back_as_itself(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "freeze:rank=1,at=10,seconds=0.6", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, "freeze:rank=1,at=10,seconds=0.6", base=LIGHT, **LAYOUT)
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.cut_off) == (1, "frozen", True)
@@ -145,7 +147,7 @@ class Killer:
 
 @pytest.mark.parametrize(("rank", "after_s"), [(2, 0.06), (1, 0.04)])
 def test_a_death_around_the_join_costs_no_digit(rank: int, after_s: float, tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "kill:rank=2,at=10", base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 52})
+    run = train(tmp_path, "kill:rank=2,at=10", base=LIGHT, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 52})
     assert_exact(run, undisturbed)
     assert [lost.rank for lost in run.of(DeviceLost)] == [2, rank]
 
@@ -159,7 +161,7 @@ def test_a_rank_on_standby_takes_the_place_of_one_that_dies_within_the_iteration
             send(run.store, run.id, Command(kind="rank", run=run.id, target="", by="ann"))
 
     options = {**LAYOUT, "iterations": 24, "respawns": 0, "mode": "approve"}  # nobody approves a plan with the new rank
-    run = train(tmp_path, "kill:rank=1,at=16", base=LONG_CHUNKS, on_event=add_a_rank, **options)
+    run = train(tmp_path, "kill:rank=1,at=16", base=LIGHT, on_event=add_a_rank, **options)
     assert_exact(run, undisturbed)
     assert ranks(run) == [(0, 1, 2, 3), (0, 2, 3, 4)]
     (reason,) = [event.reason for event in run.of(PlanProposed) if not event.optional]

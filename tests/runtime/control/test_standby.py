@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.failslow import follow_run, settled
@@ -35,12 +35,13 @@ from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(240), pytest.mark.slow]
 SLOW = "slow:rank=1,factor=6,at=9"
+LIGHT = light(LONG_CHUNKS)
 LAYOUT = {"profile": "long", "iterations": 60}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(tmp_path_factory.mktemp("undisturbed"), base=LONG_CHUNKS, **LAYOUT)
+    return train(tmp_path_factory.mktemp("undisturbed"), base=LIGHT, **LAYOUT)
 
 
 def assert_exact(run: Run, undisturbed: Run) -> None:
@@ -63,7 +64,7 @@ def iteration_s(run: Run, first: int, end: int) -> float:
 
 
 def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, f"{SLOW},until=32", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, f"{SLOW},until=32", base=LIGHT, **LAYOUT)
     assert_exact(run, undisturbed)
     assert run.same_process == {0, 1, 2, 3}
     (_, whole), (left, without), (back, again) = plans(run)
@@ -88,7 +89,7 @@ def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path,
 
 
 def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, pp=3, dp=1, **{**LAYOUT, "iterations": 40})
+    run = train(tmp_path, SLOW, base=LIGHT, pp=3, dp=1, **{**LAYOUT, "iterations": 40})
     assert_exact(run, undisturbed)
     assert [ranks for _, ranks in plans(run)] == [(0, 1, 2), (0, 2)]
     assert run.of(Regrouped)[1].moved_bytes > 0
@@ -99,7 +100,7 @@ def test_the_only_holder_of_layers_hands_them_over_before_it_stands_by(tmp_path:
 def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
     fault: str, how: str, device: str, tmp_path: Path, undisturbed: Run
 ) -> None:
-    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LONG_CHUNKS, device=device, **{**LAYOUT, "iterations": 32})
+    run = train(tmp_path, SLOW, f"{fault}:rank=1,at=20", base=LIGHT, device=device, **{**LAYOUT, "iterations": 32})
     assert_exact(run, undisturbed)
     (lost,) = run.of(DeviceLost)
     assert (lost.rank, lost.how, lost.victims) == (1, how, ())
@@ -109,7 +110,7 @@ def test_nothing_is_redone_when_a_rank_is_lost_on_standby(
 
 
 def test_a_rank_on_standby_is_the_spare_of_one_that_dies(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, f"{SLOW},until=31", "kill:rank=2,at=30", base=LONG_CHUNKS, **LAYOUT)
+    run = train(tmp_path, f"{SLOW},until=31", "kill:rank=2,at=30", base=LIGHT, **LAYOUT)
     assert_exact(run, undisturbed)
     _, (_, without), (died, two), *_, (back, last) = plans(run)
     assert (died, without, two, last) == (30, (0, 2, 3), (0, 3), (0, 1, 3))
@@ -117,7 +118,7 @@ def test_a_rank_on_standby_is_the_spare_of_one_that_dies(tmp_path: Path, undistu
 
 
 def test_a_spare_copy_that_executes_nothing_gets_work_again_when_it_is_healthy(tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, "slow:rank=1,factor=30,at=9,until=32", base=LONG_CHUNKS, pp=1, **LAYOUT)
+    run = train(tmp_path, "slow:rank=1,factor=30,at=9,until=32", base=LIGHT, pp=1, **LAYOUT)
     assert_exact(run, undisturbed)
     assert [Plan.from_data(event.plan).executors for event in run.of(PlanApplied)] == [{0, 1}, {0}, {0, 1}]
     assert {round(event.slowdown or 0) for event in run.of(StandbyMeasured)} == {30, 1}
@@ -138,7 +139,7 @@ class Killer:
 
 @pytest.mark.parametrize(("rank", "after_s"), [(1, 0.0), (1, 0.08), (0, 0.05), (2, 0.1)])
 def test_a_death_around_the_hand_over_costs_no_digit(rank: int, after_s: float, tmp_path: Path, undisturbed: Run) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 32})
+    run = train(tmp_path, SLOW, base=LIGHT, on_event=Killer(rank, after_s), **{**LAYOUT, "iterations": 32})
     assert_exact(run, undisturbed)
     lost = [(event.rank, event.how, event.detail) for event in run.of(DeviceLost)]
     assert lost == [(rank, "exit", "signal SIGKILL")]

@@ -53,3 +53,24 @@ def gpt2() -> list[nn.Module]:
     from unskew.runtime.model.transformers_layers import layers_of  # noqa: PLC0415
 
     return layers_of(GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=VOCABULARY, n_positions=64))
+
+
+def light(layers: int) -> list[nn.Module]:
+    """Of bytes; computes next to nothing."""
+    return [nn.Embedding(256, 16), *(Wide(16) for _ in range(layers - 2)), nn.Linear(16, 256)]
+
+
+def light_4() -> list[nn.Module]:
+    return light(4)
+
+
+def light_6() -> list[nn.Module]:
+    return light(6)
+
+
+def light_8() -> list[nn.Module]:
+    return light(8)
+
+
+def light_12() -> list[nn.Module]:
+    return light(12)

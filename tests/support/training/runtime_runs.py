@@ -24,6 +24,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.runtime.control.launch import Session
 from unskew.runtime.control.summary import Summary
+from unskew.runtime.model.size import VOCABULARY
 from unskew.runtime.options import RunOptions
 
 SMALL = RunOptions(
@@ -36,6 +37,15 @@ for name, times in {"long": 4, "longer": 8, "longest": 16}.items():
 """Devices that take long for little maths: the longer, the less it counts how busy the machine is when a plan changes."""
 LONG_CHUNKS = msgspec.structs.replace(SMALL, micro_batches=8, profile="longer", iterations=40)
 """Iterations of some 200 ms of logical time, so that a change of plan repays its cost within the run."""
+
+
+def light(options: RunOptions) -> RunOptions:
+    """The same with layers that compute little: half of a run's CPU. A virtual device takes as long for them, what moves is as
+    large, and losses are as exact."""
+    layers, shapes = options.layers, ((options.dim,),) * (options.layers - 1) + ((VOCABULARY,),)
+    model = f"{Path(__file__).parents[1] / 'jobs' / 'own_models.py'}:light_{layers}"
+    return msgspec.structs.replace(options, model=model, layer_weights=(1.0,) * layers, shapes=shapes, kept=(64,) * layers)
+
 
 _Event = TypeVar("_Event", bound=Event)
 
