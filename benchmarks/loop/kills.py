@@ -33,7 +33,7 @@ def figures(
     double = msgspec.structs.replace(options, dtype="float64")
     reference = bench.run(double).summary.losses
     runs = [_killed(bench, double, *case) for case in bench.steps("kill -9, float64", cases)]
-    single_reference = bench.run(options).summary.losses
+    single_reference = bench.run(options).summary.losses if single else []
     single_runs = [_killed(bench, options, *case) for case in bench.steps("kill -9, float32", single)]
     survivors = [frozenset(range(options.ranks)) - {rank} for rank, _ in cases]
     seconds = [event.seconds for run in runs for event in run.of(Regrouped) if event.plan_version > 0]

@@ -86,7 +86,7 @@ def test_one_kill_is_measured_and_a_broken_part_costs_nothing_else(tmp_path: Pat
         raise RuntimeError("no luck")
 
     def killed(bench: Bench) -> list[Figure]:
-        return kills.figures(bench, cases=[(2, "any moment")], single=[], options=msgspec.structs.replace(SMALL, iterations=40))
+        return kills.figures(bench, cases=[(2, "any moment")], single=[], options=msgspec.structs.replace(SMALL, iterations=18))
 
     perform("tiny", [broken, killed], tmp_path / "tiny.json", Store(tmp_path / "store"))
     lost, *figures = json.loads((tmp_path / "tiny.json").read_text())["figures"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from unskew.benchmarks.report import bars
@@ -31,9 +32,11 @@ def test_each_policy_of_ours_has_a_row_of_its_own_on_every_trace() -> None:
 @pytest.mark.slow
 @pytest.mark.limit(240)
 @pytest.mark.usefixtures("forked")
-def test_a_death_costs_as_much_live_as_simulated(tmp_path: Path) -> None:
+def test_a_death_costs_as_much_live_as_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = msgspec.structs.replace(policies.VIRTUAL, layers=8)
+    monkeypatch.setattr(policies, "APART", 20)
     with bars() as progress:
-        found = policies.compared(Bench(progress, Store(tmp_path)), "malleus", SCENARIOS[1])
+        found = policies.compared(Bench(progress, Store(tmp_path)), "malleus", SCENARIOS[1], options)
     assert isinstance(found, TwoWorlds), found
     assert found.same_plan
     assert found.worst_percent < 1.0, found
