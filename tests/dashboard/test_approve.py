@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from support.dashboard.browser import (
     serve_dashboard,
     wait_for,
 )
+from support.processes import send_signal
+from support.training.warm_processes import warm_process
 
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -23,17 +24,17 @@ from unskew.collector.write.commands import controller_alive
 
 pytestmark = pytest.mark.slow
 
-JOB = "--pp 2 --dp 2 --layers 8 --dim 16 --heads 1 --micro-batches 8 --iterations 150 --device sleep --mode approve"
+JOB = (
+    "--pp 2 --dp 2 --layers 8 --dim 16 --heads 1 --micro-batches 8 --iterations 150 --device sleep --mode approve "
+    "--fault slow:rank=1,factor=2,at=10"
+)
 
 
 @pytest.mark.limit(150)
 def test_a_proposal_approved_in_the_browser_changes_the_plan_of_the_running_job(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    command = [sys.executable, "-m", "unskew", "run", *JOB.split(), "--fault", "slow:rank=1,factor=2,at=10"]
-    with (
-        open_browser(tmp_path / "profile") as driver,
-        subprocess.Popen([*command, "--no-dashboard", "--store", str(store.root)], stdout=subprocess.DEVNULL) as job,
-    ):
+    with open_browser(tmp_path / "profile") as driver:
+        job = warm_process().start_command("run", *JOB.split(), "--no-dashboard", "--store", str(store.root))
         try:
             with serve_dashboard(store, BUSY_DASHBOARD) as address:
                 run = wait_for(lambda: started(store), 60, "the job does not start")
@@ -46,7 +47,8 @@ def test_a_proposal_approved_in_the_browser_changes_the_plan_of_the_running_job(
                 wait_for(lambda: plan_title(driver.page_source) == 1 or None, 10, "the page does not show the new plan")
                 assert controller_alive(store, run), "the job ended before the plan changed: nothing was proved"
         finally:
-            job.terminate()
+            send_signal(job.pid, signal.SIGTERM)
+            job.wait(30)
     with open_store(store) as log:
         by = log.sql("select \"by\" from decisions where decision = 'approved'")["by"].to_list()
         layers = log.sql("select sum(n_layers) / count(*) as n from chunks where rank = 1 group by epoch order by epoch")["n"]
