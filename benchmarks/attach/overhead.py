@@ -117,7 +117,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def main(folder: Path, turns: int, job: LoopSize) -> None:
     """Two ranks, forked from this process."""
-    importlib.import_module("torch.distributed")  # once for both
+    for name in ("torch.distributed", "torch._dynamo"):  # once for both; DDP imports the second
+        importlib.import_module(name)
     pids = []
     for rank in range(2):
         if (pid := os.fork()) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ def forked_ranks(ranks: int, train: Callable[[int], object]) -> bool:
     What `train` returns is kept until the process ends: who lets go of a process group, as `destroy_process_group` does, holds
     Python while Gloo's thread ends, which may be waiting for Python for ever (torch 2.13).
     """
+    importlib.import_module("torch._dynamo")  # what DDP and the first step of an optimizer import: seconds, once for all ranks
     pids = []
     for rank in range(ranks):
         if (pid := os.fork()) == 0:

@@ -7,6 +7,7 @@ the rank has done; they train while FOLDER/`GO_ON` is there, and `AFTER` steps m
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import time
@@ -41,6 +42,7 @@ def train(folder: Path, rank: int) -> None:
 
 
 def main(folder: Path) -> int:
+    importlib.import_module("torch._dynamo")  # DDP does, in each rank
     pids = []
     for rank in range(2):
         if (pid := os.fork()) == 0:
