@@ -38,6 +38,7 @@ class HeldLayer:
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
         names = [name for name, _ in self.module.named_parameters()]
         self._cuts = [UNCUT if isinstance(size, OwnModel) else cut_of(name, size) for name in names]
+        self._sizes: dict[Piece | None, int] = {}
         self.steps = 0
         # What the parameters' gradients are the sum of: micro-batch -> the plan version under which that one was computed;
         # and, of the last layer, the loss of each of them, which is reduced and kept together with the gradient.
@@ -112,7 +113,7 @@ class HeldLayer:
 
     def sum_size(self, n_micro_batches: int, piece: Piece | None = None) -> int:
         """Elements of `pack_sum`."""
-        return self.packed_size(piece) // 3 + (n_micro_batches if self._sums_losses(piece) else 0)
+        return self._elements(piece) + (n_micro_batches if self._sums_losses(piece) else 0)
 
     def _sums_losses(self, piece: Piece | None) -> bool:
         return self._has_losses and (piece is None or piece.uncut)
@@ -139,7 +140,12 @@ class HeldLayer:
 
     def packed_size(self, piece: Piece | None = None) -> int:
         """Elements of `pack`."""
-        return sum(view.numel() for view in self._state(piece))
+        return 3 * self._elements(piece)
+
+    def _elements(self, piece: Piece | None) -> int:
+        if piece not in self._sizes:
+            self._sizes[piece] = sum(view.numel() for view in self._views(piece, [one.detach() for one in self.parameters]))
+        return self._sizes[piece]
 
     def room_for(self, piece: Piece) -> Tensor:
         """A tensor on the CPU that takes what `pack` gives of a piece."""

@@ -119,7 +119,7 @@ class Layer(nn.Module):
         if self.heads == 0:  # of a small part of few heads
             return qkv.reshape(tokens, 0)
         cos, sin = _rotary_tables(tuple(lengths), self.width, x.dtype, x.device)
-        query, key = _rotate(qkv[:, 0], cos, sin), _rotate(qkv[:, 1], cos, sin)
+        query, key = _rotate(qkv[:, :2], cos, sin).unbind(1)
         # One leading dimension for the batch: only so does the fast CPU kernel take them.
         documents = [torch.split(part.transpose(0, 1)[None], list(lengths), dim=2) for part in (query, key, qkv[:, 2])]
         attended = [
@@ -172,10 +172,10 @@ def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _rotary_tables(lengths: tuple[int, ...], width: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin [tokens, 1, width / 2]; positions restart at each document. Cached: a chunk's layers share them."""
+    """cos and sin [tokens, 1, 1, width / 2]; positions restart at each document. Cached: a chunk's layers share them."""
     positions = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths]).to(device)
     frequencies = (10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)).to(device)
-    angles = torch.outer(positions, frequencies)[:, None, :]
+    angles = torch.outer(positions, frequencies)[:, None, None, :]
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
