@@ -121,7 +121,8 @@ def _of_outcome(snapshot: Snapshot) -> Headline:
         if state.diagnosed is not None:
             facts.append(("diagnosed afterwards", "quiet"))
     closed = len(state.verdicts) - len(state.open_verdicts)
-    in_sentence = found.why.endswith("no longer open")  # a live run that is well says it itself
+    # A run that is over counts them among what was wrong, and a live one that is well says it itself.
+    in_sentence = state.finished is not None or found.why.endswith("no longer open")
     notes = [f"{count(closed, 'verdict')} before, closed by now."] if closed and not in_sentence else []
     return Headline(OUTCOME_TONES[found.outcome], found.sentence, tuple(facts), (*notes, *_verdict_notes(state)))
 

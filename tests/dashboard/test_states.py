@@ -83,8 +83,13 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
 @pytest.mark.slow
 def test_the_list_counts_the_verdicts_that_are_open_on_the_page(store: Store) -> None:
     """A death whose rank is back stood in the list as open for ever."""
-    runs.rejoined(store, joins=True).close()
+    writer = runs.rejoined(store, joins=True)
+    writer.control(RunFinished(status="done", iterations=writer.iteration, committed=writer.iteration))
+    writer.close()
     assert "0 of 1 verdict open" in text(page())
+    shown = text(page("rejoined"))
+    assert "Rank(s) 6 are lost." in shown, "what was wrong in a run that is over"
+    assert "closed by now" not in shown, "which counts it already"
 
 
 @pytest.mark.slow
