@@ -140,9 +140,14 @@ class Bench:
 
 def done(what: str, runs: Sequence[FinishedRun], note: str = "") -> Figure:
     """How many of the runs ended, and why the others did not."""
-    reasons = [run.failure for run in runs if run.failure]
-    name, ended = f"{what}: runs that trained on to the end", len(runs) - len(reasons)
-    return figure(name, ended, "", bar=len(runs), better="higher", note="; ".join([note, *reasons] if note else reasons))
+    return done_of(what, [run.failure for run in runs], note)
+
+
+def done_of(what: str, failures: Sequence[str], note: str = "") -> Figure:
+    """The same of runs with these failures, "" = none."""
+    reasons = [failure for failure in failures if failure]
+    name, ended = f"{what}: runs that trained on to the end", len(failures) - len(reasons)
+    return figure(name, ended, "", bar=len(failures), better="higher", note="; ".join([note, *reasons] if note else reasons))
 
 
 def tried(what: str, measure: Callable[[], Iterable[Figure]]) -> Iterator[Figure]:

@@ -22,7 +22,7 @@ from unskew.analytics.predictor.fit import expected_us, fit
 from unskew.benchmarks.gpu.at_hand import apart, gpu_name, no_gpu, within
 from unskew.benchmarks.gpu.chunks import MIDDLE, LengthTimes, span_us, sums_by_nccl, times_of
 from unskew.benchmarks.loop.overhead import SKIPPED_PAIRS, interval, paired
-from unskew.benchmarks.loop.slow import detection, errors_of_plans
+from unskew.benchmarks.loop.slow import detection, errors_of_plans, seen_in
 from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench, FinishedRun, done, loss_difference, tried
 from unskew.collector.events import (
@@ -203,7 +203,7 @@ def slow(bench: Bench) -> Iterator[Figure]:
     title = f"gpu: slow x{FACTOR:g}, ranks share it by Gloo"
     errors = errors_of_plans([run])
     yield done(title, [run])
-    yield from detection([run], title, within=40, bar=1)
+    yield from detection([seen_in(run)], title, within=40, bar=1)
     yield figure(f"{title}: changes of plan", len(run.of(PlanApplied)) - 1, "", better="higher")
     yield figure(
         f"{title}: predicted against measured iteration after the change", 100 * median(errors) if errors else None, "%",

@@ -8,11 +8,12 @@ from statistics import fmean, median
 
 import msgspec
 
+from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
 from unskew.benchmarks.report import Figure, figure
-from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, FinishedRun, done
+from unskew.benchmarks.runs import EIGHT_RANKS, TWO_RANKS, Bench, FinishedRun, done, done_of
 from unskew.collector.events import (
     Fault,
     IterationCommitted,
@@ -32,19 +33,20 @@ ON_CORES = {
     for name, pp, dp in (("PP2", 2, 1), ("DP2", 1, 2), ("PP2 x DP2", 2, 2))
 }
 """Where there are fewer cores than ranks, these share them, and the evaluator knows."""
-AT_ON_CORES, FACTORS_ON_CORES, SEEDS_ON_CORES = 30, (1.5, 2.0, 3.0), range(10)
+AT_ON_CORES, FACTORS_ON_CORES = 30, (1.5, 2.0, 3.0)
+SEEDS_ON_CORES, ALL_SEEDS_ON_CORES = range(4), range(10)
 
 
 def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 40) -> list[Figure]:
     """x1.8: named, repaired, predicted, repaid."""
-    runs = _runs(bench, seeds, 1.8, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
+    runs = _runs(bench, seeds, 1.8, msgspec.structs.replace(OPTIONS, iterations=iterations))
     errors = errors_of_plans(runs)
     shares = [share for run in runs if (share := _share_of_the_possible(run, 1.8)) is not None]
     scored = f"{len(errors)} plans scored over 10 to 20 iterations each, in {len(runs)} runs"
     means = "healthy time, scaled to the batches that ran by prediction, x 8 / 7.56 over measured"
     return [
         done("slow x1.8", runs),
-        *detection(runs, "slow x1.8", within=5, bar=len(runs)),
+        *detection([*map(seen_in, runs)], "slow x1.8", within=5, bar=len(runs)),
         figure(
             "slow x1.8: runs whose plan was changed", sum(len(run.of(PlanApplied)) > 1 for run in runs), "", bar=len(runs),
             better="higher",
@@ -69,28 +71,45 @@ def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterat
 
 def figures_of_a_weak_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterations: int = 30) -> list[Figure]:
     """x1.3: named."""
-    runs = _runs(bench, seeds, 1.3, options=msgspec.structs.replace(OPTIONS, iterations=iterations))
-    return [done("slow x1.3", runs), *detection(runs, "slow x1.3", within=10, bar=len(runs) - 1)]
+    runs = _runs(bench, seeds, 1.3, msgspec.structs.replace(OPTIONS, iterations=iterations))
+    return [done("slow x1.3", runs), *detection([*map(seen_in, runs)], "slow x1.3", within=10, bar=len(runs) - 1)]
 
 
 def figures_on_cores(
     bench: Bench,
-    seeds: Sequence[int] = SEEDS_ON_CORES,
+    seeds: Sequence[int] | None = None,
     factors: Sequence[float] = FACTORS_ON_CORES,
     layouts: Sequence[str] = tuple(ON_CORES),
 ) -> Iterator[Figure]:
-    """The same rows on real CPU cores, layout by layout and slowdown by slowdown."""
+    """The same rows on real CPU cores, layout by layout and slowdown by slowdown; of a run that was looked at before, by this
+    code in this store, what was seen then."""
+    asked = (ALL_SEEDS_ON_CORES if bench.full else SEEDS_ON_CORES) if seeds is None else seeds
     for name, factor in product(layouts, factors):
-        title, options = f"slow x{factor:g}, real cores, {name}", ON_CORES[name]
-        error = f"{title}: predicted against measured iteration time after the change, median error"
-        runs = _runs(bench, seeds, factor, options=options, at=AT_ON_CORES)
-        errors = errors_of_plans(runs)
-        yield done(title, runs)
-        yield from detection(runs, title, within=40, bar=len(runs))
+        title = f"slow x{factor:g}, real cores, {name}"
+        seen = [_seen_on_cores(bench, name, factor, seed) for seed in bench.steps(title, asked)]
+        errors = [error for one in seen for error in one.errors]
+        yield done_of(title, [one.failure for one in seen])
+        yield from detection(seen, title, within=40, bar=len(seen))
         yield figure(
-            error, 100 * median(errors) if errors else None, "%", bar=5, better="lower",
-            note=f"{len(errors)} plans in {len(runs)} runs on {cores()} cores; worst {100 * max(errors, default=0.0):.1f} %",
+            f"{title}: predicted against measured iteration time after the change, median error",
+            100 * median(errors) if errors else None, "%", bar=5, better="lower",
+            note=f"{len(errors)} plans in {len(seen)} runs on {cores()} cores; worst {100 * max(errors, default=0.0):.1f} %",
         )  # fmt: skip
+
+
+def _seen_on_cores(bench: Bench, name: str, factor: float, seed: int) -> SlowRank:
+    """One run, or what is kept of it."""
+    options, folder = msgspec.structs.replace(ON_CORES[name], seed=seed), bench.store.root / "seen-on-cores"
+    kept = folder / f"{code_hash()}-pp{options.pp}-dp{options.dp}-x{factor:g}-{seed}.json"
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=SlowRank)
+    seen = seen_in(bench.run(options, _slow(options, factor, AT_ON_CORES)))
+    if not seen.failure:
+        folder.mkdir(parents=True, exist_ok=True)
+        half = kept.with_suffix(".half")
+        half.write_bytes(msgspec.json.encode(seen))
+        half.replace(kept)
+    return seen
 
 
 def errors_of_plans(runs: Sequence[FinishedRun]) -> list[float]:
@@ -103,16 +122,15 @@ def errors_of_plans(runs: Sequence[FinishedRun]) -> list[float]:
     ]
 
 
-def _runs(
-    bench: Bench, seeds: Sequence[int], factor: float, *, options: RunOptions = OPTIONS, at: int = AT
-) -> list[FinishedRun]:
-    return [
-        bench.run(
-            msgspec.structs.replace(options, seed=seed),
-            f"slow:rank={seed % options.ranks},factor={factor},at={at}",
-        )
-        for seed in bench.steps(f"slow x{factor}, {options.device} device, PP{options.pp} x DP{options.dp}", seeds)
-    ]
+def _runs(bench: Bench, seeds: Sequence[int], factor: float, options: RunOptions) -> list[FinishedRun]:
+    asked = [msgspec.structs.replace(options, seed=seed) for seed in seeds]
+    title = f"slow x{factor}, {options.device} device, PP{options.pp} x DP{options.dp}"
+    return [bench.run(one, _slow(one, factor, AT)) for one in bench.steps(title, asked)]
+
+
+def _slow(options: RunOptions, factor: float, at: int) -> str:
+    """The fault: each rank in turn."""
+    return f"slow:rank={options.seed % options.ranks},factor={factor},at={at}"
 
 
 def _fault(run: FinishedRun) -> Fault:
@@ -121,31 +139,47 @@ def _fault(run: FinishedRun) -> Fault:
     return fault
 
 
-def detection(runs: Sequence[FinishedRun], title: str, *, within: int, bar: int) -> list[Figure]:
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a rank that was slowed from iteration `at` on: `delay`, slowed iterations up to and with the one whose
+    judgement named it (None = it was not); verdicts on `others`; `errors` of the plans that were scored; why the run ended
+    before its end."""
+
+    at: int
+    delay: int | None
+    others: int
+    errors: tuple[float, ...]
+    failure: str
+
+
+def seen_in(run: FinishedRun) -> SlowRank:
+    """What became of it in this run."""
+    at, verdicts = _fault(run).at_iteration, run.of(Verdict)
+    right = [verdict for verdict in verdicts if _is_right(run, verdict)]
+    return SlowRank(
+        at=at,
+        delay=next((verdict.at_iteration - at + 1 for verdict in right if verdict.at_iteration >= at), None),
+        others=len(verdicts) - len(right),
+        errors=tuple(errors_of_plans([run])),
+        failure=run.failure,
+    )
+
+
+def detection(seen: Sequence[SlowRank], title: str, *, within: int, bar: int) -> list[Figure]:
     """In how many of the runs the slowed rank was named, and what else was."""
-    delays = [delay for run in runs if (delay := _delay(run)) is not None]
+    delays = [one.delay for one in seen if one.delay is not None]
     named = sum(delay <= within for delay in delays)
-    others = sum(not _is_right(run, verdict) for run in runs for verdict in run.of(Verdict))
     worst = f": median {median(delays):g}, at most {max(delays)}" if delays else ""
-    at = _fault(runs[0]).at_iteration
     return [
         figure(
             f"{title}: right rank, cause slow_device, within {within} iterations", named, "", bar=bar, better="higher",
-            note=f"of {len(runs)} seeds, each rank in turn, from iteration {at} on; slowed iterations it took{worst}",
+            note=f"of {len(seen)} seeds, each rank in turn, from iteration {seen[0].at} on; slowed iterations it took{worst}",
         ),
-        figure(f"{title}: verdicts on any other rank or cause", others, "", bar=0, better="lower"),
+        figure(f"{title}: verdicts on any other rank or cause", sum(one.others for one in seen), "", bar=0, better="lower"),
     ]  # fmt: skip
 
 
 def _is_right(run: FinishedRun, verdict: Verdict) -> bool:
     return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_fault(run).rank]
-
-
-def _delay(run: FinishedRun) -> int | None:
-    """Slowed iterations up to and with the one whose judgement named the rank; None when it was not named."""
-    at = _fault(run).at_iteration
-    right = [verdict for verdict in run.of(Verdict) if _is_right(run, verdict) and verdict.at_iteration >= at]
-    return right[0].at_iteration - at + 1 if right else None
 
 
 def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:

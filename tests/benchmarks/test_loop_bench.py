@@ -77,6 +77,9 @@ def test_slow_ranks_on_real_cores_have_the_rows_of_sleeping_ones(
     error = "predicted against measured iteration time after the change, median error"
     assert rows[f"slow x2, real cores, DP2: {error}"].value == pytest.approx(100 * off)
     assert rows[f"slow x2, real cores, PP2 x DP2: {error}"].note.startswith("2 plans in 2 runs on 2 cores")
+    again = [*slow.figures_on_cores(bench, seeds=range(2), factors=(2.0,))]
+    assert again == [*rows.values()], "a bench that was interrupted has the rows of the runs that it made"
+    assert len(bench.asked) == len(asked)
 
 
 @pytest.mark.limit(120)
