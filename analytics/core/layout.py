@@ -249,16 +249,21 @@ def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
     pipelines = {pipeline.replica: pipeline for pipeline in layout.pipelines}
     moved = {(move.source, number, move.stage): move.target for move in layout.moves for number in move.micro_batches}
     hops: dict[tuple[int, tuple[int, ...]], tuple[Hop, ...]] = {}
+    shares = [] if moved else [_share(one, n_layers, layout.schedule) for one in layout.pipelines]
+    apart = {one.replica: own for one, (_, own) in zip(layout.pipelines, shares, strict=False)}
     routes = []
     homes = ((home.replica, j, home.micro_batches) for home in layout.pipelines for j in range(home.micro_batches))
     for number, (home, j, _) in enumerate(sorted(homes, key=lambda entry: ((entry[1] + 1) / entry[2], entry[0]))):
+        if not moved:
+            routes.append(Route(micro_batch=number, replica=home, hops=apart[home]))
+            continue
         layers = pipelines[home].layers
-        executors = tuple(moved.get((home, j, stage), home) for stage in range(len(layers))) if moved else (home,)
+        executors = tuple(moved.get((home, j, stage), home) for stage in range(len(layers)))
         if (home, executors) not in hops:
-            parts = [*zip(executors, accumulate(layers, initial=0), layers, strict=False)] if moved else [(home, 0, n_layers)]
+            parts = zip(executors, accumulate(layers, initial=0), layers, strict=False)
             hops[home, executors] = tuple(hop for replica, *part in parts for hop in _hops(pipelines[replica], *part))
         routes.append(Route(micro_batch=number, replica=home, hops=hops[home, executors]))
-    roles = tuple(chain.from_iterable(map(_roles, layout.pipelines)))
+    roles = tuple(chain.from_iterable(map(_roles, layout.pipelines) if moved else (own for own, _ in shares)))
     plan = Plan(
         plan_version=plan_version,
         n_layers=n_layers,
@@ -268,8 +273,19 @@ def to_plan(layout: Layout, n_layers: int, *, plan_version: int = 0) -> Plan:
         paces=_per_role(layout, roles, "paces", PACE),
         in_flight=_per_role(layout, roles, "in_flight", 0),
     )
-    validate(plan)
+    if moved or len(plan.role_of) < len(roles):
+        validate(plan)
     return plan
+
+
+@lru_cache(maxsize=4096)
+def _share(pipeline: Pipeline, n_layers: int, schedule: str) -> tuple[tuple[Role, ...], tuple[Hop, ...]]:
+    """What a pipeline that exchanges no work adds to a plan: its roles, and the hops of its micro-batches. Plans that are tried
+    one after the other differ in a pipeline or two, so what was made and found legal is not made and checked again."""
+    roles, hops = _roles(pipeline), _hops(pipeline, 0, n_layers)
+    routes = (Route(micro_batch=0, replica=pipeline.replica, hops=hops),) if pipeline.micro_batches else ()
+    validate(Plan(plan_version=0, n_layers=n_layers, schedule=schedule, roles=roles, routes=routes))
+    return roles, hops
 
 
 def _per_role(layout: Layout, roles: Sequence[Role], what: Literal["paces", "in_flight"], usual: int) -> tuple[int, ...]:
@@ -294,7 +310,7 @@ def _hops(pipeline: Pipeline, first: int, n: int) -> tuple[Hop, ...]:
     return tuple(hops)
 
 
-def _roles(pipeline: Pipeline) -> list[Role]:
+def _roles(pipeline: Pipeline) -> tuple[Role, ...]:
     """A role for each device that holds layers; ranges that touch are one."""
     stage_of: dict[Group | int, int] = {}
     held: dict[Group, list[tuple[int, int]]] = defaultdict(list)
@@ -309,7 +325,7 @@ def _roles(pipeline: Pipeline) -> list[Role]:
             else:
                 ranges.append((end, size))
         end += size
-    return [
+    return tuple(
         Role(
             rank=rank,
             replica=pipeline.replica,
@@ -322,7 +338,7 @@ def _roles(pipeline: Pipeline) -> list[Role]:
         )
         for group, ((first, n), *more) in held.items()
         for shard, (rank, part) in enumerate(zip(group, parts_by(stated.get(group, (1,) * len(group))), strict=True))
-    ]
+    )
 
 
 def plan_from_partition(

@@ -209,8 +209,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def recomputing(self, ranks: Collection[int]) -> Plan:
         """The same plan where these ranks recompute, and no others."""
+        if all(role.recompute == (role.rank in ranks) for role in self.roles):
+            return self
         roles = tuple(msgspec.structs.replace(role, recompute=role.rank in ranks) for role in self.roles)
-        return self if roles == self.roles else msgspec.structs.replace(self, roles=roles)
+        return msgspec.structs.replace(self, roles=roles)
 
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""

@@ -18,7 +18,7 @@ planners/adaptis/dispatch.py, planners/resihp/simulation.py) is another thing: i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 
 import msgspec
@@ -258,7 +258,7 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _dag(self) -> Dag:
-        return Dag(np.stack([self.before, self.given]))
+        return _graph(self.before.tobytes() + self.given.tobytes())
 
     @cached_property
     def _taken(self) -> Ints:
@@ -290,6 +290,11 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         return Dag(rows[:2]), Dag(rows)
 
     @cached_property
+    def last(self) -> Ints:
+        """The position of each rank's last chunk, ranks ascending."""
+        return np.array([positions[-1] for _, positions in self.rank_positions()], dtype=np.int64)
+
+    @cached_property
     def crosses(self) -> Flags:
         """Whether a chunk's input takes a message between ranks: [chunk]."""
         return np.asarray((self.given >= 0) & (self.rank[self.given] != self.rank))
@@ -305,6 +310,13 @@ class Chunks(msgspec.Struct, frozen=True, dict=True):
         by_rank = np.argsort(self.rank, kind="stable")
         for positions in np.split(by_rank, np.flatnonzero(np.diff(self.rank[by_rank])) + 1):
             yield int(self.rank[positions[0]]), positions
+
+
+@lru_cache(maxsize=64)
+def _graph(needs: bytes) -> Dag:
+    """The graph of chunks without messages, in two rows. Candidate plans differ in layers and in who executes them, hardly ever
+    in this, and its levels take as long to find as to run."""
+    return Dag(np.frombuffer(needs, dtype=np.int64).reshape(2, -1))
 
 
 def _per_chunk(of: float | Array, n: int) -> Array:

@@ -154,7 +154,9 @@ def in_flight_at(schedule: str, stage: int, stages: int, micro_batches: int) -> 
 def peak_bytes(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float]:
     """Rank -> the most bytes that it keeps at once under `plan`, with micro-batches of at most so many tokens."""
     shares = {role.rank: size_of(role.part) for role in plan.roles}
-    held = {role.rank: shares[role.rank] * float(memory.held[list(role.layers)].sum()) for role in plan.roles}
+    layers_of = {role.ranges: role for role in plan.roles}  # many ranks hold the same layers
+    held_by = {ranges: float(memory.held[list(role.layers)].sum()) for ranges, role in layers_of.items()}
+    held = {role.rank: shares[role.rank] * held_by[role.ranges] for role in plan.roles}
     if memory.of_layers_alone:
         return held
     schedule = build_schedule(plan)

@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import HEALTHY, CostModel, Place, Speeds, speed_of
-from unskew.analytics.core.plan import Plan, splits_backward
+from unskew.analytics.core.plan import Plan, Route, splits_backward
 from unskew.analytics.core.workload import Work
-from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.pipeline.actions import Action, action_of
 from unskew.analytics.pipeline.dag import Array, Ints, Messages
-from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate
+from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate, pipeline_of
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.shards.crossings import shares
 from unskew.analytics.shards.together import steps_of_sum, sums_in
+from unskew.collector.events import CHUNK_KINDS
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -146,38 +147,63 @@ def layer_costs(batches: Sequence[Sequence[Work]], cost: CostModel) -> LayerCost
 
 def messages_of(schedule: Schedule, costs: LayerCosts, iteration: int | slice = slice(None)) -> Messages:
     """What the messages of `schedule.order` cost in these iterations: [action, iteration], or [action] in a single one."""
-    cost, chunks = costs.cost, schedule.chunks
-    if schedule.plan.teams:
-        return _messages_of_groups(schedule, costs, iteration)
+    chunks = schedule.chunks
+    return _messages(schedule.plan, costs, Deliveries(chunks.rank[chunks.given], chunks.rank, chunks.micro_batch), iteration)
+
+
+class Deliveries(msgspec.Struct, frozen=True):
+    """Who sends to whom, of which micro-batch: [message]."""
+
+    senders: Ints
+    receivers: Ints
+    micro_batch: Ints
+
+
+def _messages(plan: Plan, costs: LayerCosts, deliveries: Deliveries, iteration: int | slice) -> Messages:
+    """What they cost in these iterations."""
+    cost = costs.cost
+    if plan.teams:
+        return _messages_of_groups(plan, costs, deliveries, iteration)
     latency_us: float | Array = cost.message_us
     if cost.slow_links:
         more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
-        links = zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
+        links = zip(deliveries.senders.tolist(), deliveries.receivers.tolist(), strict=True)
         latency_us = cost.message_us + np.array([more_us.get(link, 0.0) for link in links])
     link_us: float | Array = 0.0
     if cost.message_token_us:
-        link_us = cost.message_token_us * costs.tokens[chunks.micro_batch, iteration]
+        link_us = cost.message_token_us * costs.tokens[deliveries.micro_batch, iteration]
     return Messages(latency_us, link_us, cost.blocking)
 
 
-def _messages_of_groups(schedule: Schedule, costs: LayerCosts, iteration: int | slice) -> Messages:
+def alike_finish_us(plan: Plan, route: Route, count: int, costs: LayerCosts, speeds: Speeds) -> Array:
+    """[hop, iteration]: when each stage has done the last of `count` micro-batches that all cost what the first one does, in
+    a pipeline of its own under 1F1B, whose micro-batches take this `route`. As the schedule of its plan would give it, but what
+    chunks take is found once for each hop, and the graph is the same for all pipelines of a form."""
+    pipeline = pipeline_of("1f1b", ranks=len(route.hops), micro_batches=count)
+    actions = [action_of(route, kind, hop) for kind in CHUNK_KINDS[:2] for hop in range(len(route.hops))]
+    own = [msgspec.structs.replace(action, micro_batch=0) for action in actions]
+    each_us = _chunks_us(plan, own, costs, speeds)
+    of = pipeline.kind * len(route.hops) + pipeline.hop
+    ranks = np.array([hop.rank for hop in route.hops], dtype=np.int64)
+    by_rank = ranks[pipeline.hop]
+    deliveries = Deliveries(by_rank[pipeline.given], by_rank, np.zeros_like(pipeline.hop))
+    messages = _messages(plan, costs, deliveries, slice(None))
+    end_us = pipeline.run(each_us[of], messages)[1]
+    return end_us[pipeline.last]
+
+
+def _messages_of_groups(plan: Plan, costs: LayerCosts, deliveries: Deliveries, iteration: int | slice) -> Messages:
     """The same between groups: of the messages that bring a tensor the largest and the slowest, and the gather behind them."""
-    cost, chunks, team_of = costs.cost, schedule.chunks, schedule.plan.team_of
+    cost, team_of = costs.cost, plan.team_of
     more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
-    number: dict[tuple[int, int], int] = {}
-    of_link = np.array(
-        [
-            number.setdefault(link, len(number))
-            for link in zip(chunks.rank[chunks.given].tolist(), chunks.rank.tolist(), strict=True)
-        ],
-        dtype=np.int64,
-    )
-    groups = [(team_of.get(sender, (sender,)), team_of.get(receiver, (receiver,))) for sender, receiver in number]
+    links, of_link = np.unique(np.stack([deliveries.senders, deliveries.receivers]), axis=1, return_inverse=True)
+    of_link = of_link.ravel()
+    groups = [(team_of.get(sender, (sender,)), team_of.get(receiver, (receiver,))) for sender, receiver in links.T.tolist()]
     carried = [shares(*link) for link in groups]
     largest = np.array([max(one.values()) for one in carried])[of_link]
     more = np.array([max((more_us.get(pair, 0.0) for pair in one), default=0.0) for one in carried])[of_link]
     members = np.array([len(takers) for _, takers in groups])[of_link]
-    tokens = costs.tokens[chunks.micro_batch, iteration]
+    tokens = costs.tokens[deliveries.micro_batch, iteration]
     further = (...,) + (None,) * (tokens.ndim - 1)
     gather_us = (members - 1)[further] * (cost.sum_us + cost.sum_token_us * tokens / members[further])
     link_us = cost.message_token_us * largest[further] * tokens
@@ -188,7 +214,10 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds, of: Sequ
     """Durations of the actions of `schedule.order`, or of some others that it has or that are the first layers of these:
     [action, iteration]. The costs must know the kinds that the schedule has (`model_for`). A TP group is as fast as its slowest
     member, each of which has its part of the work."""
-    plan, actions = schedule.plan, schedule.order if of is None else of
+    return _chunks_us(schedule.plan, schedule.order if of is None else of, costs, speeds)
+
+
+def _chunks_us(plan: Plan, actions: Sequence[Action], costs: LayerCosts, speeds: Speeds) -> Array:
     # All micro-batches of a stage differ in their work alone.
     number: dict[tuple[str, int, int, int], int] = {}
     keys = [(action.kind, action.first_layer, action.n_layers, action.rank) for action in actions]
@@ -207,7 +236,7 @@ def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds, of: Sequ
     weight = np.array([plan.weight_of.get(rank, 1.0) for *_, rank, _ in forms])[each, None]
     spent = weight * _spent_us(plan, _WorkList(forms, each, np.repeat(micro_batch, sizes)), costs, speeds)
     slowest: Array = np.maximum.reduceat(spent, begins, axis=0)
-    return slowest + _sums_us(schedule, costs, actions, sizes.tolist())
+    return slowest + _sums_us(plan, costs, actions, sizes.tolist())
 
 
 class _WorkList(msgspec.Struct, frozen=True):
@@ -219,9 +248,9 @@ class _WorkList(msgspec.Struct, frozen=True):
     micro_batch: Ints
 
 
-def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], members: Sequence[int]) -> Array | float:
+def _sums_us(plan: Plan, costs: LayerCosts, actions: Sequence[Action], members: Sequence[int]) -> Array | float:
     """What the groups' sums take in each action: [action, iteration]."""
-    cost, n_layers = costs.cost, schedule.plan.n_layers
+    cost, n_layers = costs.cost, plan.n_layers
     if not cost.sum_us and not cost.sum_token_us:
         return 0.0
     steps = np.array(
@@ -232,7 +261,7 @@ def _sums_us(schedule: Schedule, costs: LayerCosts, actions: Sequence[Action], m
                 a.n_layers,
                 first=a.first_layer == 0,
                 last=a.first_layer + a.n_layers == n_layers,
-                again=schedule.plan.recomputes(a.rank, a.kind),
+                again=plan.recomputes(a.rank, a.kind),
             )
             for a, k in zip(actions, members, strict=True)
         ]

@@ -75,7 +75,11 @@ def build_schedule(plan: Plan) -> Schedule:
     """The schedule of a legal plan: a pure function, the same in every process. Raises `PlanError` for `orders` that cannot be
     executed."""
     lists = orders_of(plan) if plan.orders else _own_orders(plan)
-    order = listed_order(plan) if lists is None else merged(plan, lists)
+    return schedule_of(plan, listed_order(plan) if lists is None else merged(plan, lists))
+
+
+def schedule_of(plan: Plan, order: Sequence[Action]) -> Schedule:
+    """All actions of a plan in this order."""
     by_rank: dict[int, list[Action]] = {rank: [] for rank in plan.ranks}
     for action in order:
         by_rank[action.rank].append(action)

@@ -310,23 +310,17 @@ def layout_from(plan: Plan, members: Staffed, layers: tuple[tuple[int, ...], ...
     return crew_layout(members, layers, [next(counts) if one else 0 for one in members], ruled(plan.schedule))
 
 
-def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str, Layout]]:
+def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str, dict[int, Pipeline]]]:
     """One step from `layout`: a layer, or a member, between two crews of replica `busiest`, or a micro-batch from it to another
-    replica."""
-
-    def changed(changes: dict[int, Pipeline]) -> Layout:
-        pipelines = tuple(changes.get(replica, pipeline) for replica, pipeline in enumerate(layout.pipelines))
-        return msgspec.structs.replace(layout, pipelines=pipelines)
-
+    replica; what it is called, and the pipelines that it changes."""
     busy = layout.pipelines[busiest]
+    names = [Crew(group).name for group in busy.groups]
     for giver, size in enumerate(busy.layers):
-        for taker, group in enumerate(busy.groups):
+        for taker, name in enumerate(names):
             if giver != taker and size > 1:
                 moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(busy.layers))
-                yield (
-                    f"refined: a layer from {Crew(busy.groups[giver]).name} to {Crew(group).name}",
-                    changed({busiest: msgspec.structs.replace(busy, layers=moved)}),
-                )
+                changed = msgspec.structs.replace(busy, layers=moved)
+                yield f"refined: a layer from {names[giver]} to {name}", {busiest: changed}
     for giving in dict.fromkeys(group for group in busy.groups if len(group) > 1):
         for taking in dict.fromkeys(group for group in busy.groups if group != giving):
             for rank in giving:
@@ -335,23 +329,19 @@ def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str
                         giving: crews.cut(tuple(member for member in giving if member != rank)),
                         taking: crews.cut((*taking, rank)),
                     }
-                    yield (
-                        f"refined: rank {rank} from {Crew(giving).name} to {Crew(taking).name}",
-                        changed({busiest: _with_crews(busy, new)}),
-                    )
+                    changed = _with_crews(busy, new)
+                    yield f"refined: rank {rank} from {Crew(giving).name} to {Crew(taking).name}", {busiest: changed}
     for taker, other in enumerate(layout.pipelines):
         if taker != busiest and other.micro_batches > 0 and busy.micro_batches > 1:
             counts = ((busy, busy.micro_batches - 1), (other, other.micro_batches + 1))
             pair = {one.replica: msgspec.structs.replace(one, micro_batches=count) for one, count in counts}
-            yield f"refined: a micro-batch from replica {busiest} to {taker}", changed(pair)
+            yield f"refined: a micro-batch from replica {busiest} to {taker}", pair
 
 
 def _with_crews(pipeline: Pipeline, new: dict[Group, Crew]) -> Pipeline:
     """With other crews in place of some groups."""
-    shares = pipeline.shares or ((),) * len(pipeline.groups)
-    staff = [new.get(group, Crew(group, share)) for group, share in zip(pipeline.groups, shares, strict=True)]
-    return msgspec.structs.replace(
-        pipeline,
-        groups=tuple(crew.ranks for crew in staff),
-        shares=tuple(crew.shares for crew in staff) if any(crew.shares for crew in staff) else (),
-    )
+    groups, shares = [*pipeline.groups], [*(pipeline.shares or ((),) * len(pipeline.groups))]
+    for stage, group in enumerate(pipeline.groups):
+        if group in new:
+            groups[stage], shares[stage] = new[group].ranks, new[group].shares
+    return msgspec.structs.replace(pipeline, groups=tuple(groups), shares=tuple(shares) if any(shares) else ())

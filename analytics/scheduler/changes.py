@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 from unskew.analytics.core.division import Division
 from unskew.analytics.core.plan import Plan, Role
-from unskew.analytics.shards.parts import ZERO, ends_of, size_of
+from unskew.analytics.shards.parts import ZERO, Part, ends_of, size_of
+
+Ranges = tuple[tuple[int, int], ...]
+"""``(first_layer, n_layers)``, as a role has them."""
 
 
 def moved_layers(old: Plan, new: Plan) -> tuple[tuple[int, float], ...]:
     """(layer, how much of it) that a rank must receive before `new` can run, one entry per (rank, layer) of which it does not
     hold all that it needs under `old`."""
-    moved = []
+    moved = list[tuple[int, float]]()
     for role in new.roles:
         before = old.role_of.get(role.rank)
-        alike = before is not None and before.part == role.part
-        if before is not None and alike and before.ranges == role.ranges:
-            continue
-        layers, held = role.layers, () if before is None else {*before.layers}
-        share = size_of(role.part)
-        moved += [(layer, share) for layer in layers if layer not in held]
-        if before is not None and not alike:
-            (low, high), (first, end) = ends_of(role.part), ends_of(before.part)
-            lacking = float(high - low - max(min(high, end) - max(low, first), ZERO))
-            moved += [(layer, lacking) for layer in layers if layer in held and lacking > 0.0]
+        if before is None:
+            moved += _lacking(role.ranges, role.part)
+        elif before is not role:
+            moved += _lacking(role.ranges, role.part, before.ranges, before.part)
     return tuple(moved)
+
+
+@lru_cache(maxsize=8192)
+def _lacking(ranges: Ranges, part: Part | None, held: Ranges = (), of: Part | None = None) -> tuple[tuple[int, float], ...]:
+    """What a rank that holds its part `of` the layers in some ranges lacks of its `part` of others: the same for many ranks,
+    and in most of the plans that are tried."""
+    layers, known = _layers(ranges), {*_layers(held)}
+    lacking = [(layer, size_of(part)) for layer in layers if layer not in known]
+    if held and of != part:
+        (low, high), (first, end) = ends_of(part), ends_of(of)
+        more = float(high - low - max(min(high, end) - max(low, first), ZERO))
+        lacking += [(layer, more) for layer in layers if layer in known and more > 0.0]
+    return tuple(lacking)
+
+
+def _layers(ranges: Ranges) -> list[int]:
+    return [layer for first, count in ranges for layer in range(first, first + count)]
+
+
+def alike(old: Plan, new: Plan) -> bool:
+    """Whether they do the same thing, as their digests say too, which take longer to make."""
+    return all(getattr(old, fact) == getattr(new, fact) for fact in Plan.__struct_fields__ if fact != "plan_version")
 
 
 def describe(old: Plan, new: Plan) -> str:

@@ -26,7 +26,7 @@ t = how long the fault has lasted, T = its duration, r = what is left of the run
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -36,11 +36,13 @@ from scipy.special import stdtrit
 
 from unskew.analytics.core.constants import constant
 from unskew.analytics.core.cost import Speeds
-from unskew.analytics.core.plan import PASSES, Plan, Route
+from unskew.analytics.core.plan import PASSES, Plan, Route, chunk_kinds
 from unskew.analytics.pipeline.actions import separate_pipelines
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.prediction import LayerCosts, synced_us, timeline_of
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.evaluator import Timeline
+from unskew.analytics.pipeline.list_scheduling import listed_order
+from unskew.analytics.pipeline.prediction import LayerCosts, alike_finish_us, synced_us, timeline_of
+from unskew.analytics.pipeline.schedule import Schedule, build_schedule, schedule_of
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -57,12 +59,22 @@ class Pricing:
         self.costs, self.speeds, self.scheduled_actions = costs, speeds, 0
         self._alike = all(bool((work == work[:1, :1]).all()) for work in (costs.tokens, costs.sum_sq))
         self._known: dict[object, tuple[Array, int]] = {}
+        self._devices: dict[int, tuple[object, str]] = {}
+        self._priced: dict[int, tuple[Plan, Price]] = {}
 
     def of(self, plan: Plan) -> Price:
         """The price of an iteration under `plan`, the end of the iteration included."""
+        if id(plan) not in self._priced:
+            self._priced[id(plan)] = plan, self._price(plan)
+        return self._priced[id(plan)][1]
+
+    def _price(self, plan: Plan) -> Price:
         tied = self.costs.cost.sync is not None or self.costs.cost.cores is not None  # by sums of gradients, or by cores
         pipelines = None if tied else _apart(plan)
-        ends = [self._whole(plan)] if pipelines is None else [self._pipeline(plan, routes) for routes in pipelines]
+        if pipelines is not None:
+            ends = [self._pipeline(plan, routes) for routes in pipelines]
+        else:
+            ends = [self._whole(plan)] if tied or not _listed(plan) else [*self._together(plan)]
         _, last = max(ends, key=lambda end: float(end[0].mean()))
         latest_us = np.maximum.reduce([end_us for end_us, _ in ends])
         return Price(latest_us + self.costs.cost.end_us(plan), plan.role_of[last].replica)
@@ -74,35 +86,64 @@ class Pricing:
             return self._evaluated(_alone(plan, routes, ranks), [route.micro_batch for route in routes])
         key = self._key(plan, routes, ranks)
         if key not in self._known:
-            end_us, last = self._evaluated(_alone(plan, routes, ranks), [route.micro_batch for route in routes])
+            if plan.schedule == "1f1b":
+                end_us, last = self._of_hops(plan, routes, ranks)
+            else:
+                end_us, last = self._evaluated(_alone(plan, routes, ranks), [route.micro_batch for route in routes])
             self._known[key] = end_us, ranks.index(last)
         end_us, place = self._known[key]
         return end_us, ranks[place]
+
+    def _of_hops(self, plan: Plan, routes: Sequence[Route], ranks: Sequence[int]) -> tuple[Array, int]:
+        """The same where all micro-batches are alike and 1F1B orders them."""
+        hops = routes[0].hops
+        self.scheduled_actions += 2 * len(hops) * len(routes)
+        one = _alone(plan, routes[:1], ranks)
+        finish_us = alike_finish_us(one, one.routes[0], len(routes), self.costs, self.speeds)
+        place_of = {hop.rank: place for place, hop in enumerate(hops)}
+        last = max(sorted(place_of), key=lambda rank: float(finish_us[place_of[rank]].mean()))
+        return np.asarray(finish_us.max(axis=0)), last
+
+    def _together(self, plan: Plan) -> Iterator[tuple[Array, int]]:
+        """The same of replicas that exchange work, apart from those that exchange none with them. List scheduling orders them
+        all, which is the same for each whether the others are there or not."""
+        self.scheduled_actions += len(chunk_kinds(plan.schedule)) * sum(len(route.hops) for route in plan.routes)
+        for routes in _components(plan):
+            ranks = sorted({rank for route in routes for hop in route.hops for rank in hop.ranks})
+            alike = self._alike and all(route.hops == routes[0].hops for route in routes)
+            key = ("listed", self._key(plan, routes, ranks)) if alike else None
+            if key is None or key not in self._known:
+                own = _alone(plan, routes, ranks)
+                timeline = self._timeline(schedule_of(own, listed_order(own)), [route.micro_batch for route in routes])
+                end_us, last = timeline.makespan_us, _last(timeline)
+            else:
+                end_us, place = self._known[key]
+                last = ranks[place]
+            if key is not None:
+                self._known[key] = end_us, ranks.index(last)
+            yield end_us, last
 
     def _whole(self, plan: Plan) -> tuple[Array, int]:
         return self._evaluated(plan, range(len(plan.routes)))
 
     def _evaluated(self, plan: Plan, micro_batches: Sequence[int]) -> tuple[Array, int]:
-        chosen = list(micro_batches)
-        costs = LayerCosts(self.costs.cost, self.costs.tokens[chosen], self.costs.sum_sq[chosen])
         schedule = build_schedule(plan)
         self.scheduled_actions += len(schedule.order)
-        timeline = timeline_of(schedule, costs, self.speeds)
-        finish_us = timeline.finish_us
-        return synced_us(timeline, costs, self.speeds), max(finish_us, key=lambda rank: float(finish_us[rank].mean()))
+        timeline = self._timeline(schedule, micro_batches)
+        return synced_us(timeline, self._costs_of(micro_batches), self.speeds), _last(timeline)
+
+    def _timeline(self, schedule: Schedule, micro_batches: Sequence[int]) -> Timeline:
+        return timeline_of(schedule, self._costs_of(micro_batches), self.speeds)
+
+    def _costs_of(self, micro_batches: Sequence[int]) -> LayerCosts:
+        chosen = list(micro_batches)
+        return LayerCosts(self.costs.cost, self.costs.tokens[chosen], self.costs.sum_sq[chosen])
 
     def _key(self, plan: Plan, routes: Sequence[Route], ranks: Sequence[int]) -> object:
         """Equal for pipelines that take the same time: ranks only by their order, with their speeds, classes and links."""
         cost, number = self.costs.cost, {rank: place for place, rank in enumerate(ranks)}
-        who = tuple(
-            (
-                plan.role_of[rank].part,
-                plan.role_of[rank].recompute,
-                tuple(sorted(self.speeds.get(rank, {}).items())),
-                cost.class_of.get(rank, ""),
-            )
-            for rank in ranks
-        )
+        role_of, device = plan.role_of, self._device
+        who = tuple((role_of[rank].part, role_of[rank].recompute, *device(rank)) for rank in ranks)
         path = tuple((hop.first_layer, hop.n_layers, tuple(number[rank] for rank in hop.ranks)) for hop in routes[0].hops)
         links = tuple(
             (number[one.sender], number[one.receiver], one.more_us)
@@ -115,6 +156,13 @@ class Pricing:
         ]
         return plan.schedule, plan.layer_weights, who, path, len(routes), links, *order
 
+    def _device(self, rank: int) -> tuple[object, str]:
+        """What is known of a rank: its speeds, its class."""
+        if rank not in self._devices:
+            speeds = tuple(sorted(self.speeds.get(rank, {}).items()))
+            self._devices[rank] = speeds, self.costs.cost.class_of.get(rank, "")
+        return self._devices[rank]
+
 
 def _apart(plan: Plan) -> list[list[Route]] | None:
     """The replicas that are pipelines of their own, where the order of each is one that it has alone; else None."""
@@ -125,6 +173,33 @@ def _apart(plan: Plan) -> list[list[Route]] | None:
         len({hop.rank for hop in routes[0].hops}) == len(routes[0].hops) for routes in pipelines
     )
     return pipelines if once else None
+
+
+def _last(timeline: Timeline) -> int:
+    """The rank that ends last."""
+    finish_us = timeline.finish_us
+    return max(finish_us, key=lambda rank: float(finish_us[rank].mean()))
+
+
+def _listed(plan: Plan) -> bool:
+    """Whether list scheduling orders all chunks, because replicas do each other's work."""
+    return not plan.orders and PASSES.get(plan.schedule) == 1 and separate_pipelines(plan) is None
+
+
+def _components(plan: Plan) -> list[list[Route]]:
+    """The routes of replicas that share ranks, together, in their order."""
+    component = {route.replica: {route.replica} for route in plan.routes}
+    home_of: dict[int, int] = {}
+    for route in plan.routes:
+        for hop in route.hops:
+            other = home_of.setdefault(hop.rank, route.replica)
+            if component[other] is not component[route.replica]:
+                component[other] |= component[route.replica]
+                component.update(dict.fromkeys(component[other], component[other]))
+    found: dict[int, list[Route]] = {}
+    for route in plan.routes:
+        found.setdefault(min(component[route.replica]), []).append(route)
+    return [*found.values()]
 
 
 def _alone(plan: Plan, routes: Sequence[Route], ranks: Sequence[int]) -> Plan:

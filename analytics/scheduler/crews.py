@@ -19,7 +19,7 @@ from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.sharing import share_out, share_out_within
 from unskew.analytics.pipeline.memory import Room, in_flight_at
 from unskew.analytics.pipeline.prediction import LayerCosts
-from unskew.analytics.shards.parts import ends_of
+from unskew.analytics.shards.parts import Part, ends_of
 from unskew.analytics.shards.together import steps_of_sum, sums_in
 
 
@@ -201,10 +201,16 @@ def _shares(units: int, times: tuple[float, ...]) -> tuple[int, ...]:
 
 def crew_in(plan: Plan, ranks: Group) -> Crew:
     """The crew as `plan` has it."""
-    parts = [ends_of(plan.role_of[rank].part) for rank in ranks]
-    unit = lcm(*(end.denominator for ends in parts for end in ends))
-    shares = tuple(int((high - low) * unit) for low, high in parts)
-    return Crew(ranks, () if len(set(shares)) == 1 else shares)
+    return Crew(ranks, _shares_as(tuple(plan.role_of[rank].part for rank in ranks)))
+
+
+@lru_cache(maxsize=4096)
+def _shares_as(parts: tuple[Part | None, ...]) -> tuple[int, ...]:
+    """Members' shares, in any unit; () = the same."""
+    both = [*map(ends_of, parts)]
+    unit = lcm(*(end.denominator for ends in both for end in ends))
+    shares = tuple(int((high - low) * unit) for low, high in both)
+    return () if len(set(shares)) == 1 else shares
 
 
 def shares_of(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:

@@ -62,8 +62,8 @@ def recover_with_spares(
     rerouted, found = recover(plan, dead, plan_version), list[tuple[float, Plan, str]]()
     try:
         rerouted = fitted(rerouted)
-        rerouted_us = expected_us(rerouted)
-        if rerouted_us is None or len(dead) > 1:
+        rerouted_us = expected_us(rerouted) if spares and len(dead) == 1 else None
+        if rerouted_us is None:
             return rerouted, REROUTED
         found.append(((1 - MIN_GAIN) * rerouted_us, rerouted, REROUTED))
     except PlanError:

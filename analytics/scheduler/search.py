@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from unskew.analytics.scheduler.candidates import (
     staffed,
     two_hold_each_layer,
 )
-from unskew.analytics.scheduler.changes import moved_layers
+from unskew.analytics.scheduler.changes import alike, moved_layers
 from unskew.analytics.scheduler.cost_benefit import Pricing
 from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
@@ -87,7 +88,7 @@ class PlanBench:
         assert plan is not None
         price = self.pricing.of(plan)
         moved = moved_layers(self.current, plan)
-        regroup_us = self.state.regroup_us if plan.digest != self.current.digest else 0.0
+        regroup_us = 0.0 if alike(self.current, plan) else self.state.regroup_us
         cost_us = regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
         candidate = Candidate(
             name=name,
@@ -156,29 +157,39 @@ class PlanBench:
         slow = any(speed < 1.0 for kinds in self.state.speeds.values() for speed in kinds.values())
         return not slow and self.state.alive.issuperset(self.state.origin.ranks)
 
-    def least_us(self, pipeline: Pipeline) -> float:
-        """No iteration in which `pipeline` takes part is shorter, in the mean over the batches: a bound for the mean
+    def least_us(self, pipelines: Iterable[Pipeline]) -> dict[Pipeline, float]:
+        """No iteration in which one of these takes part is shorter, in the mean over the batches: a bound for the mean
         micro-batch, for a makespan is convex in the times of its chunks. 0 where none is known."""
-        if pipeline not in self._least_us:
-            self._least_us[pipeline] = self._bound_us(pipeline)
-        return self._least_us[pipeline]
+        asked = dict.fromkeys(pipelines)
+        new = dict[int, list[Pipeline]]()
+        for pipeline in asked:
+            if pipeline not in self._least_us:
+                new.setdefault(len(pipeline.groups), []).append(pipeline)
+        for of_one_depth in new.values():
+            self._least_us.update(zip(of_one_depth, self._bounds_us(of_one_depth), strict=True))
+        return {pipeline: self._least_us[pipeline] for pipeline in asked}
 
-    def _bound_us(self, pipeline: Pipeline) -> float:
-        groups, schedule = pipeline.groups, self.current.schedule
-        if schedule not in ("1f1b", "zb-h1") or self.current.layer_weights or len(set(groups)) < len(groups) or not groups:
-            return 0.0
-        crews = map(Crew, groups, pipeline.shares or ((),) * len(groups))
-        of_kind = np.array([self.crews.time_of(crew).least_us for crew in crews])
-        times = np.array(pipeline.layers)[:, None] * of_kind[:, :, 0]
-        times[-1] += of_kind[-1, :, 1]
-        count, cost = pipeline.micro_batches, self.state.cost
+    def _bounds_us(self, pipelines: Sequence[Pipeline]) -> list[float]:
+        """Of pipelines that have as many stages, all at once."""
+        schedule, stages = self.current.schedule, len(pipelines[0].groups)
+        if schedule not in ("1f1b", "zb-h1") or self.current.layer_weights or not stages:
+            return [0.0] * len(pipelines)
+        crews = [[*zip(one.groups, one.shares or ((),) * stages, strict=True)] for one in pipelines]
+        number = {crew: place for place, crew in enumerate(dict.fromkeys(chain.from_iterable(crews)))}
+        least_us = np.array([self.crews.time_of(Crew(*crew)).least_us for crew in number])
+        of_kind = least_us[np.array([[number[crew] for crew in of] for of in crews])]  # [pipeline, stage, kind, layer or head]
+        times = np.array([one.layers for one in pipelines])[:, :, None] * of_kind[..., 0]
+        times[:, -1] += of_kind[:, -1, :, 1]
+        count, message_us = np.array([one.micro_batches for one in pipelines]), self.state.cost.message_us
         if schedule == "1f1b":
-            bound_us = float(pipeline_bound_us(times[None, :, 0], times[None, :, 1], count, cost.message_us)[0])
+            bound_us = pipeline_bound_us(times[..., 0], times[..., 1], count, message_us)
         else:  # a stage works after the first forward has come, and its last backward has to go all the way back
-            before = np.cumsum(times, axis=0) - times + cost.message_us * np.arange(len(times))[:, None]
-            back_us = count * (times[:, 0] + times[:, 1]) + before[:, 1]
-            bound_us = float((before[:, 0] + np.maximum(count * times.sum(axis=1), back_us)).max())
-        return cost.iteration_end_us + bound_us
+            before = np.cumsum(times, axis=1) - times + message_us * np.arange(stages)[:, None]
+            back_us = count[:, None] * (times[..., 0] + times[..., 1]) + before[..., 1]
+            bound_us = (before[..., 0] + np.maximum(count[:, None] * times.sum(axis=2), back_us)).max(axis=1)
+        once = np.array([len(set(one.groups)) == stages for one in pipelines])
+        found: list[float] = np.where(once, self.state.cost.iteration_end_us + bound_us, 0.0).tolist()
+        return found
 
     def times_by_kind(self) -> dict[int, RankTimes]:
         """Mean F, B and W of a micro-batch on each living rank."""
@@ -236,11 +247,16 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     improved = bool(alone) and "local search" not in options.without
     while improved:
         improved = False
-        for name, neighbour in neighbours(layout, last, bench.crews):
-            if neighbour in bench.scored or bench.pricing.scheduled_actions >= options.search_actions:
+        steps = [*neighbours(layout, last, bench.crews)]
+        least_us = bench.least_us(pipeline for _, changed in steps for pipeline in changed.values())
+        for name, changed in steps:
+            if bench.pricing.scheduled_actions >= options.search_actions:
+                break
+            if max(least_us[pipeline] for pipeline in changed.values()) >= bench.objective(best):
                 continue
-            changed = [one for one, old in zip(neighbour.pipelines, layout.pipelines, strict=True) if one != old]
-            if max(map(bench.least_us, changed)) >= bench.objective(best):
+            pipelines = tuple(changed.get(replica, one) for replica, one in enumerate(layout.pipelines))
+            neighbour = msgspec.structs.replace(layout, pipelines=pipelines)
+            if neighbour in bench.scored:
                 continue
             if not bench.may(neighbour) or not bench.fitted(name, neighbour):
                 continue

@@ -9,9 +9,11 @@ from statistics import fmean, median
 import numpy as np
 from support.planning.brute_force import best_us, random_cluster
 
+from unskew.analytics.cluster.job import Job, healthy
 from unskew.analytics.core.layout import Layout, to_plan
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.core.sharing import share_out
+from unskew.analytics.lab.simulator.specs import parse_cluster
 from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
@@ -24,6 +26,10 @@ from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_
 from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.progressive import plan_progressive
 from unskew.analytics.planners.resihp.tp import choose
+from unskew.analytics.policies.base import ClusterView
+from unskew.analytics.policies.unskew import state_of
+from unskew.analytics.scheduler.propose import propose
+from unskew.analytics.scheduler.recovery import recover_with_spares
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 
@@ -41,6 +47,16 @@ SIZES = (
 )
 """(TP, PP, DP), micro-batches, seconds allowed."""
 
+DECISIONS = (("llama-30b", 0.05), ("llama2-70b,dp=16", 1.0))
+"""64 and 1,024 devices, seconds allowed."""
+DECIDED = {
+    "one slow": {5: 0.5},
+    "one a little slow": {21: 0.8},
+    "one dead": {5: 0.0},
+    "three slow, two dead": {5: 0.5, 19: 0.7, 40: 0.8, 10: 0.0, 33: 0.0},
+    "a node dead": dict.fromkeys(range(8, 16), 0.0),
+}
+
 
 def figures(_bench: Bench) -> Iterator[Figure]:
     """Every figure, in the order in which they are measured."""
@@ -49,6 +65,7 @@ def figures(_bench: Bench) -> Iterator[Figure]:
     yield from distance_figures()
     yield from order_figures()
     yield from time_figures()
+    yield from decision_figures()
     yield from proof_figures()
 
 
@@ -225,6 +242,31 @@ def time_figures() -> Iterator[Figure]:
         )  # fmt: skip
     growth = float(np.polyfit(np.log(devices), np.log(spent_s), 1)[0])
     yield figure("growth: planning time ~ devices to the power of", growth, "", better="lower")
+
+
+def decision_figures() -> Iterator[Figure]:
+    """What the Scheduler of ranks takes to decide: rerouting where somebody died, and a better plan."""
+    for spec, allowed_s in DECISIONS:
+        job = parse_cluster(spec)
+        spent_s = {name: median(_decided_s(job, speeds) for _ in range(3)) for name, speeds in DECIDED.items()}
+        worst = max(spent_s, key=spent_s.__getitem__)
+        each = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in spent_s.items())
+        yield figure(
+            f"a decision of the Scheduler for {job.devices:,} devices, the longest of {len(DECIDED)}", spent_s[worst], "s",
+            bar=allowed_s, better="lower", note=f"CPU seconds of one core, the median of three each: {each}",
+        )  # fmt: skip
+
+
+def _decided_s(job: Job, hurt: dict[int, float]) -> float:
+    speeds = np.ones(job.devices)
+    speeds[[*hurt]] = [*hurt.values()]
+    alive = frozenset(np.flatnonzero(speeds > 0.0).tolist())
+    plan, state = to_plan(healthy(job), job.n_layers), state_of(ClusterView(job, 0.0, speeds, {}, healthy(job)), alive)
+    begun = time.process_time()
+    if gone := set(plan.ranks) - alive:
+        plan, _ = recover_with_spares(plan, gone, 1, (), lambda _: None)
+    propose(0, plan, state)
+    return time.process_time() - begun
 
 
 def proof_figures() -> Iterator[Figure]:

@@ -21,7 +21,7 @@ Large jobs are cut into cells, each with its share of the weak replicas and of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -53,16 +53,14 @@ class Algorithm1:
         self.counts = counts
 
     def __call__(self, simulation: ReplicaSimulation) -> None:
-        for stage in range(simulation.stages):
-            self._balance(simulation, stage)
+        for stage, pending in simulation.waiting():
+            self._balance(simulation, stage, pending)
 
-    def _balance(self, simulation: ReplicaSimulation, stage: int) -> None:
-        pending = {d: j for d in range(len(self.counts)) if (j := simulation.waiting(d, stage)) is not None}
-        if not pending:
-            return
-        dead = [lasts[stage] == INFINITE for lasts in simulation.lasts[0]]
-        progress = self.progress(simulation, stage)
+    def _balance(self, simulation: ReplicaSimulation, stage: int, pending: Mapping[int, int]) -> None:
+        dead, progress = simulation.dead[stage], self.progress(simulation, stage)
         d_min = min(pending, key=lambda d: (not dead[d], progress[d], d))
+        if not dead[d_min] and max(progress) - progress[d_min] <= self.delta:
+            return
         others = (d for d in range(len(self.counts)) if d != d_min and not dead[d])
         receivers = [d for d in others if self._memory_feasible(simulation, d, stage)]
         if not receivers:
@@ -76,7 +74,8 @@ class Algorithm1:
 
     def progress(self, simulation: ReplicaSimulation, stage: int) -> list[int]:
         """P of every replica: its micro-batches that have passed, less what it owes others."""
-        self.in_transit[stage] = [chunk for chunk in self.in_transit[stage] if chunk not in simulation.forwarded]
+        if self.in_transit[stage]:
+            self.in_transit[stage] = [chunk for chunk in self.in_transit[stage] if chunk not in simulation.forwarded]
         progress = [passed[stage] for passed in simulation.passed]
         for chunk in self.in_transit[stage]:
             progress[simulation.place(chunk)[0]] -= 1

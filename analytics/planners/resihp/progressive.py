@@ -19,7 +19,16 @@ import numpy as np
 
 from unskew.analytics.core.layout import Layout, Move
 from unskew.analytics.core.plan import PlanError, split_evenly
-from unskew.analytics.planners.problem import Floats, Ints, Level, PlannerCluster, layout_of, scheduled
+from unskew.analytics.planners.problem import (
+    Floats,
+    Ints,
+    Level,
+    PlannerCluster,
+    PlannerJob,
+    extra_layers,
+    layout_of,
+    scheduled,
+)
 from unskew.analytics.planners.resihp.dp import Migration, migrate, moves_of, reroute_evenly
 from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.planners.resihp.pp import PpDecision, partitions
@@ -28,6 +37,8 @@ from unskew.analytics.planners.resihp.tp import exclude
 ALL_LEVELS: frozenset[Level] = frozenset({"tp", "pp", "dp"})
 DELTAS = (1.0, inf)
 """Algorithm 1's threshold, which the paper does not give: what is tried."""
+TOO_LONG = 1 + 1e-6
+"""Partitions whose bound is above the best plan by this factor are not played."""
 
 
 class ProgressivePlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -62,22 +73,38 @@ def plan_progressive(
     if (gone := ~(speeds > 0).any(axis=0)).any():
         raise PlanError(f"stage {int(np.argmax(gone))} has no group left in any replica: a checkpoint is needed")
     tried = partitions(cluster, estimated, degrees, before.tolist()) if "pp" in levels else [tuple(before.tolist())]
-    best: ProgressivePlan | None = None
-    for partition in tried:
-        layers = np.tile(np.array(partition, dtype=np.int64), (dp, 1))
-        for delta in deltas if "dp" in levels else deltas[:1]:
+    found: dict[tuple[int, int], ProgressivePlan] = {}
+    promised = [_least_us(job, speeds, partition) for partition in tried]
+    for number in sorted(range(len(tried)), key=promised.__getitem__):
+        if promised[number] > min((plan.predicted_us for plan in found.values()), default=inf) * TOO_LONG:
+            break
+        layers = np.tile(np.array(tried[number], dtype=np.int64), (dp, 1))
+        for turn, delta in enumerate(deltas if "dp" in levels else deltas[:1]):
             dp_level = migrate(cluster, speeds, degrees, layers, counts, delta=delta) if "dp" in levels else ()
             moves = moves_of(dp_level) if "dp" in levels else reroute_evenly(speeds, counts)
             if not _taken(speeds, layers, counts, moves):
                 continue
             layout = scheduled(cluster, layout_of(members, layers, counts, moves))
-            predicted_us = iteration_us(cluster, layout)
-            if best is None or predicted_us < best.predicted_us * (1 - 1e-9):
-                pp_level = PpDecision(before=tuple(before.tolist()), after=partition) if "pp" in levels else None
-                best = ProgressivePlan(layout=layout, predicted_us=predicted_us, tp=tp_level, pp=pp_level, dp=dp_level)
+            pp_level = PpDecision(before=tuple(before.tolist()), after=tried[number]) if "pp" in levels else None
+            found[number, turn] = ProgressivePlan(
+                layout=layout, predicted_us=iteration_us(cluster, layout), tp=tp_level, pp=pp_level, dp=dp_level
+            )
+    best: ProgressivePlan | None = None
+    for _, plan in sorted(found.items()):
+        if best is None or plan.predicted_us < best.predicted_us * (1 - 1e-9):
+            best = plan
     if best is None:
         raise PlanError("a stage of a replica has no group, and no other takes its work")
     return best
+
+
+def _least_us(job: PlannerJob, speeds: Floats, partition: Sequence[int]) -> float:
+    """No plan of this partition has a shorter iteration, whoever lends what to whom: each stage's work at the speed that its
+    groups reach together, behind the first forward that gets there, and before the last backward's way back."""
+    work = np.array(partition) + extra_layers(job, len(partition))
+    there, *back = (np.cumsum(work * us / speeds.max(axis=0)) - work * us / speeds.max(axis=0) for us in job.kinds_us)
+    busy_us = job.micro_batches * work * sum(job.kinds_us) / speeds.sum(axis=0)
+    return float((there + busy_us + (0.0 if job.splits else back[0])).max()) + job.iteration_end_us
 
 
 def _taken(speeds: Floats, layers: Ints, counts: Ints, moves: tuple[Move, ...]) -> bool:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
+
 from unskew.analytics.core.layout import Move
 from unskew.analytics.planners.problem import Floats
 from unskew.collector.events import CHUNK_KINDS
@@ -31,13 +33,15 @@ class ReplicaSimulation:
     """`chunk_us` [kind, replica, stage] of F and B, or of F, B and W; inf for a dead group; `counts`: micro-batches per home
     replica.
 
-    While it runs: `passed[d][s]` micro-batches of home d whose forward at stage s has ended, `held[d][s]` how many sets of
-    activations group (d, s) holds, `begun` and `forwarded` the chunks whose forward has started and ended.
+    `dead[s][d]`: whether nobody is left there. While it runs: `passed[d][s]` micro-batches of home d whose forward at stage s
+    has ended, `held[d][s]` how many sets of activations group (d, s) holds, `begun` and `forwarded` the chunks whose forward
+    has started and ended.
     """
 
     def __init__(self, chunk_us: Floats, counts: Sequence[int], moves: Iterable[Move], message_us: float) -> None:
         self.lasts: list[list[list[float]]] = chunk_us.tolist()
         self.split = len(self.lasts) == len(CHUNK_KINDS)
+        self.dead = np.isinf(chunk_us[0]).T.tolist()
         self.counts = [int(count) for count in counts]
         self.stages = int(chunk_us.shape[2])
         self.message_us = message_us
@@ -51,6 +55,7 @@ class ReplicaSimulation:
             self._helpers.setdefault((home, stage), set()).add((target, stage))
         self._forwards: dict[Group, dict[int, list[int]]] = {}
         self._others: tuple[dict[Group, list[tuple[int, int]]], ...] = ({}, {})
+        self._awaited: set[Group] = set()
         self._busy: set[Group] = set()
         self._awake: set[Group] = set()
         self._events: list[tuple[float, int, bool, int, Chunk]] = []
@@ -88,10 +93,16 @@ class ReplicaSimulation:
         """The group that executes a chunk."""
         return self._executor.get(chunk, chunk[1]), chunk[2]
 
-    def waiting(self, home: int, stage: int) -> int | None:
-        """The lowest micro-batch of `home` whose input has arrived in its own group there and whose forward has not begun."""
-        queue = self._forwards.get((home, stage), {}).get(home)
-        return queue[0] if queue else None
+    def waiting(self) -> list[tuple[int, dict[int, int]]]:
+        """Per stage, ascending: of each replica the lowest micro-batch whose input has arrived in its own group there and whose
+        forward has not begun; stages and replicas without one are absent."""
+        found: dict[int, dict[int, int]] = {}
+        for home, stage in [*self._awaited]:
+            if queue := self._forwards[home, stage][home]:
+                found.setdefault(stage, {})[home] = queue[0]
+            else:
+                self._awaited.remove((home, stage))
+        return sorted(found.items())
 
     def move(self, chunk: Chunk, target: int) -> None:
         """Hand a chunk that has not begun to replica `target`; costs one message when its input has arrived already."""
@@ -114,6 +125,8 @@ class ReplicaSimulation:
             heapq.heappush(self._others[kind - 1].setdefault(group, []), (j, home))
         else:
             heapq.heappush(self._forwards.setdefault(group, {}).setdefault(home, []), j)
+            if group[0] == home:
+                self._awaited.add(group)
         self._awake.add(group)
 
     def _send(self, kind: int, chunk: Chunk) -> None:
@@ -133,7 +146,7 @@ class ReplicaSimulation:
 
     def _start(self, group: Group) -> None:
         replica, stage = group
-        if self.lasts[0][replica][stage] == INFINITE:
+        if self.dead[stage][replica]:
             return
         heads = [(queue[0], home) for home, queue in self._forwards.get(group, {}).items() if queue and self._room(home, stage)]
         if heads:
