@@ -62,9 +62,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that determines a run, in the order of the help page. `store` None = the default store.
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
-    measured so. `layer_weights`, `shapes`, `kept`: of a model of somebody's own, what was measured of its layers
-    (own_model.py): what each costs, what it gives to the next for every token, and how many numbers it keeps of one for its
-    backward pass.
+    measured so. `layer_weights`, `shapes`, `kept`, `kept_cut`: of a model of somebody's own, what was measured of its layers
+    (own_model.py): what each costs, what it gives to the next for every token, how many numbers every member of a
+    tensor-parallel group keeps of one for its backward pass, and how many they divide. `units`: in how many it can be cut.
     """
 
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
@@ -193,6 +193,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     layer_weights: tuple[float, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
     kept: tuple[int, ...] = ()
+    kept_cut: tuple[int, ...] = ()
+    units: int = 0
 
     @property
     def first_iteration(self) -> int:
@@ -298,9 +300,7 @@ def _check_policy(options: RunOptions) -> None:
 
 
 def _check_tensor_parallel(options: RunOptions) -> None:
-    if options.tp > 1 and options.model is not None:
-        raise OptionsError(f"--tp {options.tp} is not for --model: only the built-in model's layers can be cut")
-    if options.tp > options.heads:
+    if options.model is None and options.tp > options.heads:
         raise OptionsError(
             f"--tp {options.tp} leaves a shard without a head, allowed with --heads {options.heads}: {options.heads} or less"
         )

@@ -14,6 +14,8 @@ the log takes the same decisions. Each part keeps its own state; here they are p
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
@@ -138,7 +140,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             following, plan, how = self.following.lost(dead, self._known(iteration, base, alive - dead), number)
             return msgspec.structs.replace(self, following=following), plan, how
         ready = spares - self.measurements.joining
-        return self, *recover_with_spares(base, dead, number, ready, self.expected_us, fitted=self.site.fitted)
+        fitted = partial(self.site.fitted, before=base)
+        return self, *recover_with_spares(base, dead, number, ready, self.expected_us, fitted=fitted)
 
     def returned(self, plan: Plan, alive: frozenset[int], iteration: int) -> tuple[Adaptation, Plan | None]:
         """Replicas are whole again: the policy's plan with them, if it has one."""

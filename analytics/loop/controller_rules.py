@@ -225,7 +225,7 @@ def _apply_approved(state: ControllerState) -> Outcome:
 def _lack(state: ControllerState) -> str:
     """Why ranks have no room for the open proposal; "" where they have, or none is open."""
     room, proposed = state.adaptation.site.room, state.queue.open
-    return "" if room is None or proposed is None else room.lack(Plan.from_data(proposed.plan))
+    return "" if room is None or proposed is None else room.lack(Plan.from_data(proposed.plan), state.plans.in_force)
 
 
 def _measure_idle(state: ControllerState) -> list[Decision]:
@@ -315,7 +315,7 @@ def _issue(
     leaving = _leaving(state, plan, abort=abort)
     issued = PlanIssued(
         plan_version=plan.plan_version, proposal=proposal, optional=not abort, plan=plan.to_data(), watermark=state.committed,
-        peak_bytes=state.adaptation.site.peak_bytes(plan),
+        peak_bytes=state.adaptation.site.peak_bytes(plan, state.plans.in_force),
     )  # fmt: skip
     send = Issue(plan=plan, proposal=proposal, reason=reason, abort=abort, leaving=leaving, probe=probe)
     state, logged = _log(state, *after, issued)

@@ -78,12 +78,13 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return self.room.rank_bytes * sum(self.layer_bytes) / float(self.room.memory.held.sum())
 
-    def fitted(self, plan: Plan) -> Plan:
-        """The plan, as its ranks can hold it. Raises `PlanError`."""
-        return plan if self.room is None else self.room.fitted(plan)
+    def fitted(self, plan: Plan, before: Plan | None = None) -> Plan:
+        """The plan, as its ranks can hold it, and go over to it from the one `before`. Raises `PlanError`."""
+        return plan if self.room is None else self.room.fitted(plan, before)
 
-    def peak_bytes(self, plan: Plan) -> dict[str, int]:
-        """Rank -> the most memory that it needs under `plan`, as it is stated in the log."""
+    def peak_bytes(self, plan: Plan, before: Plan) -> dict[str, int]:
+        """Rank -> the most memory that it needs under `plan`, and on the way from the one `before`, as it is stated in the
+        log."""
         if self.memory is None:
             return {}
-        return {str(rank): round(most) for rank, most in peak_bytes(plan, self.memory, self.tokens).items()}
+        return {str(rank): round(most) for rank, most in peak_bytes(plan, self.memory, self.tokens, before).items()}

@@ -4,8 +4,8 @@ Activations of a chunk are kept from the start of its forward to the end of its 
 the end of its weights' gradient. A rank that recomputes keeps what layers were given alone, until its backward begins; then the
 activations of one layer after the other are there, all of them to the end of W where the backward pass is split. A layer is
 kept with its parameters, both moments and its gradient; while a chunk adds to the gradients of its layers, what it adds is
-there beside them; and a bucket is summed in a copy. Not counted: buffers of messages, what a chunk needs for a moment, the
-allocator's waste.
+there beside them; and a bucket is summed in a copy. Where a plan follows another one, layers that it moves are counted on both
+sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, the allocator's waste.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=4)
@@ -25,11 +25,10 @@ import numpy as np
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.pipeline.dag import Array, Chunks
 from unskew.analytics.pipeline.gradient_sync import MOST_IN_FLIGHT, buckets_of
+from unskew.analytics.pipeline.handover import KEPT_WITH_GRADIENT, MOST_MOVING, handed_over
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.shards.parts import size_of
 
-KEPT_WITH_GRADIENT = 3
-"""A parameter and both moments take as much each as its gradient."""
 ROUNDING = 1e-9
 
 
@@ -81,30 +80,32 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     rank_bytes: float
 
     def holds_everything(self, micro_batches: int) -> bool:
-        """Whether a rank has room for the whole model and all its micro-batches at once, so that any plan fits."""
+        """Whether a rank has room for the whole model and all its micro-batches at once, and for as much again of the plan
+        before, so that any plan fits."""
         memory = self.memory
-        kept = float(memory.kept(1.0, self.tokens).sum())
-        return float(memory.held.sum()) + 2 * sum(memory.gradient_bytes) + micro_batches * kept <= self.rank_bytes
+        kept, gradients = float(memory.kept(1.0, self.tokens).sum()), sum(memory.gradient_bytes)
+        before = KEPT_WITH_GRADIENT * (gradients + MOST_MOVING * max(memory.gradient_bytes))
+        return float(memory.held.sum()) + 2 * gradients + micro_batches * kept + before <= self.rank_bytes
 
-    def lack(self, plan: Plan) -> str:
-        """Why its ranks cannot hold a plan, in a sentence; "" when they can."""
-        peaks = peak_bytes(plan, self.memory, self.tokens)
+    def lack(self, plan: Plan, before: Plan | None = None) -> str:
+        """Why its ranks cannot hold a plan, or go over to it from the one `before`, in a sentence; "" when they can."""
+        peaks = peak_bytes(plan, self.memory, self.tokens, before)
         rank = max(peaks, key=lambda one: peaks[one])
         if peaks[rank] <= self.rank_bytes * (1 + ROUNDING):
             return ""
         need, room = mebibytes(peaks[rank]), mebibytes(self.rank_bytes)
         return f"rank {rank} would need {need} MiB of memory under it and has room for {room}"
 
-    def fitted(self, plan: Plan) -> Plan:
-        """The plan, as its ranks can hold it: those recompute that have no room otherwise, with their groups, and no others.
-        Raises `PlanError`."""
+    def fitted(self, plan: Plan, before: Plan | None = None) -> Plan:
+        """The plan, as its ranks can hold it, and go over to it from the one `before`: those recompute that have no room
+        otherwise, with their groups, and no others. Raises `PlanError`."""
         plan = plan.recomputing(())
-        if lack := self.lack(plan):
+        if lack := self.lack(plan, before):
             if self.memory.given_bytes:
-                peaks = peak_bytes(plan, self.memory, self.tokens)
+                peaks = peak_bytes(plan, self.memory, self.tokens, before)
                 short = [rank for rank in peaks if peaks[rank] > self.rank_bytes * (1 + ROUNDING)]
                 plan = plan.recomputing({member for rank in short for member in plan.team_of.get(rank, (rank,))})
-                lack = self.lack(plan)
+                lack = self.lack(plan, before)
             if lack:
                 raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
         return plan
@@ -124,6 +125,11 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     def activation_bytes(self) -> float:
         """Of a mean layer and a micro-batch."""
         return float(self.memory.kept(1.0, self.tokens).mean())
+
+    @property
+    def given_bytes(self) -> float | None:
+        """What a mean layer is given of a micro-batch; None where it cannot be computed again."""
+        return float(self.memory.given(self.tokens).mean()) if self.memory.given_bytes else None
 
     def end_of(self, first: int, share: float, in_flight: int, *, times: int = 1) -> int:
         """Up to which layer a member of a group that comes up so many `times` has room for its `share` of those from `first`
@@ -151,8 +157,17 @@ def in_flight_at(schedule: str, stage: int, stages: int, micro_batches: int) -> 
     return micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
 
 
-def peak_bytes(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float]:
-    """Rank -> the most bytes that it keeps at once under `plan`, with micro-batches of at most so many tokens."""
+def peak_bytes(plan: Plan, memory: LayerMemory, tokens: int, before: Plan | None = None) -> dict[int, float]:
+    """Rank -> the most bytes that it keeps at once under `plan`, with micro-batches of at most so many tokens; `before`: on the
+    way to it from that plan, too."""
+    peaks = _peak_under(plan, memory, tokens)
+    if before is None or memory.of_layers_alone:
+        return peaks
+    handed = handed_over(before, plan, memory.gradient_bytes)
+    return {rank: max(peaks[rank] + one.kept, one.at_once) for rank, one in handed.items()}
+
+
+def _peak_under(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float]:
     shares = {role.rank: size_of(role.part) for role in plan.roles}
     layers_of = {role.ranges: role for role in plan.roles}  # many ranks hold the same layers
     held_by = {ranges: float(memory.held[list(role.layers)].sum()) for ranges, role in layers_of.items()}

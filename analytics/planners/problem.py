@@ -32,7 +32,8 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     `backward_us` is both halves of the backward, which `schedule` (1f1b, zb-h1) splits or not. `embedding_layers`,
     `head_layers`: what the first and the last stage do beside their layers, in layers. Memory (None = without limit):
     `layer_bytes` parameters, gradients and optimiser state of a layer, `activation_bytes` of a layer and a micro-batch in
-    flight, both for the whole group and shared by its members.
+    flight, both for the whole group and shared by its members. `given_bytes`: what a layer is given of a micro-batch, which is
+    all that a stage keeps in flight that recomputes for want of room; None = none can.
     """
 
     n_layers: int
@@ -45,6 +46,7 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     iteration_end_us: float = 0.0
     layer_bytes: float = 0.0
     activation_bytes: float = 0.0
+    given_bytes: float | None = None
     capacity_bytes: float | None = None
     schedule: str = "1f1b"
 
@@ -64,6 +66,18 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     def layer_us(self) -> float:
         """F + B of one layer and micro-batch."""
         return self.forward_us + self.backward_us
+
+    @property
+    def again_rate(self) -> float:
+        """The speed of a stage that recomputes over that of one that does not."""
+        return self.layer_us / (self.layer_us + self.forward_us)
+
+    def stage_bytes(self, layers: Ints, in_flight: Ints, *, again: bool = False) -> Floats:
+        """What stages of so many layers take with so many micro-batches in flight; `again`: recomputing, where that can be."""
+        if not again or self.given_bytes is None:
+            return np.asarray(layers * (self.layer_bytes + in_flight * self.activation_bytes))
+        one = max(self.activation_bytes - self.given_bytes, 0.0)
+        return np.asarray(layers * (self.layer_bytes + in_flight * self.given_bytes) + (layers > 0) * one)
 
 
 class PlannerCluster(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -141,8 +155,21 @@ def layout_of(members: Ints, layers: Ints, micro_batches: Ints, moves: tuple[Mov
 
 
 def group_speeds(cluster: PlannerCluster, layout: Layout) -> Floats:
-    """[pipeline, stage]: what the layout's groups reach at the cluster's present speeds; a dead member stops its group."""
-    return np.asarray(layout.slowest(cluster.speeds.ravel()) * cluster.rates[layout.degrees])
+    """[pipeline, stage]: what the layout's groups reach at the cluster's present speeds; a dead member stops its group, and
+    one that recomputes takes longer."""
+    speeds = layout.slowest(cluster.speeds.ravel()) * cluster.rates[layout.degrees]
+    job = cluster.job
+    if job.capacity_bytes is None or job.given_bytes is None:
+        return np.asarray(speeds)
+    counts = np.array([pipeline.micro_batches for pipeline in layout.pipelines], dtype=np.int64)
+    needed = job.stage_bytes(layout.layers, in_flight_of(layout.layers, counts))
+    return np.where(needed > job.capacity_bytes * layout.degrees * (1 + 1e-9), speeds * job.again_rate, speeds)
+
+
+def in_flight_of(layers: Ints, micro_batches: Ints) -> Ints:
+    """[..., stages]: micro-batches that stages have begun and not ended at most, under 1F1B; those without layers are none."""
+    order = np.cumsum(layers > 0, axis=-1)
+    return np.asarray(np.minimum(order[..., -1:] - order + 1, np.maximum(np.asarray(micro_batches)[..., None], 1)))
 
 
 def scheduled(cluster: PlannerCluster, layout: Layout) -> Layout:
@@ -183,9 +210,14 @@ def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int) -> Ints:
     """The most layers that groups of these degrees can hold with so many micro-batches in flight (any shape)."""
     if job.capacity_bytes is None:
         return np.full(np.shape(degrees), job.n_layers, dtype=np.int64)
-    per_layer = job.layer_bytes + np.asarray(in_flight) * job.activation_bytes
-    room = np.floor(job.capacity_bytes * np.asarray(degrees) / np.maximum(per_layer, 1e-9) + 1e-9)
-    return np.minimum(room, job.n_layers).astype(np.int64)
+    capacity, kept_forms = job.capacity_bytes * np.asarray(degrees), [(job.activation_bytes, 0.0)]
+    if job.given_bytes is not None:
+        kept_forms.append((job.given_bytes, max(job.activation_bytes - job.given_bytes, 0.0)))
+    most = [
+        np.floor((capacity - once) / np.maximum(job.layer_bytes + np.asarray(in_flight) * each, 1e-9) + 1e-9)
+        for each, once in kept_forms
+    ]
+    return np.asarray(np.clip(np.maximum.reduce(most), 0, job.n_layers)).astype(np.int64)
 
 
 def extra_layers(job: PlannerJob, stages: int) -> Floats:

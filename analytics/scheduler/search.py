@@ -79,7 +79,7 @@ class PlanBench:
             plan = msgspec.structs.replace(plan, layer_weights=self.current.layer_weights)
             self._fitted[layout] = None
             with suppress(PlanError):
-                self._fitted[layout] = plan if self.room is None else self.room.fitted(plan)
+                self._fitted[layout] = plan if self.room is None else self.room.fitted(plan, self.current)
         return self._fitted[layout]
 
     def score(self, name: str, layout: Layout) -> tuple[Candidate, int]:
@@ -124,6 +124,7 @@ class PlanBench:
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
             layer_bytes=self.room.layer_bytes if self.room else 0.0,
             activation_bytes=self.room.activation_bytes if self.room else 0.0,
+            given_bytes=self.room.given_bytes if self.room else None,
             capacity_bytes=self.room.rank_bytes * members if self.room else None,
         )
 

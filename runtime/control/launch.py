@@ -343,7 +343,7 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         respawns=options.respawns,
         most_ranks=options.ranks if by_replica else placement.most_ranks,
         by_replica=by_replica,
-        units=options.heads if options.model is None else 0,
+        units=options.heads if options.model is None else options.units,
         room_bytes=None if placement.rank_bytes is None else _room_bytes(placement.rank_bytes),
     )
     try:

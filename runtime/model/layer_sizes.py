@@ -40,7 +40,8 @@ def sync_of(options: RunOptions) -> GradientSync | None:
 def memory_of(options: RunOptions) -> LayerMemory:
     """What ranks keep of layers; what somebody's own keep for their backward pass was measured."""
     each = element_bytes(options)
-    kept = [(count, 0) for count in options.kept] or [_size(options).activations(layer) for layer in range(options.layers)]
+    cut = options.kept_cut or (0,) * len(options.kept)
+    kept = [*zip(options.kept, cut, strict=True)] or [_size(options).activations(layer) for layer in range(options.layers)]
     return LayerMemory(
         gradient_bytes=tuple(each * count for count in parameters_of(options)),
         token_bytes=tuple(float(each * whole) for whole, _ in kept),

@@ -32,12 +32,13 @@ class HeldLayer:
         self.part = part
         self.module: Layer | OwnLayer
         if isinstance(size, OwnModel):
-            self.module = size.build(layer, dtype=dtype, device=device)
+            self.module = size.build(layer, dtype=dtype, device=device, part=part)
         else:
             self.module = build_layer(size, layer, seed=seed, dtype=dtype, device=device, part=part)
         self.parameters: list[torch.nn.Parameter] = list(self.module.parameters())
         names = [name for name, _ in self.module.named_parameters()]
-        self._cuts = [UNCUT if isinstance(size, OwnModel) else cut_of(name, size) for name in names]
+        own = size.layers[layer].cuts if isinstance(size, OwnModel) else None
+        self._cuts = [cut_of(name, size) if isinstance(size, ModelSize) else (own or {}).get(name, UNCUT) for name in names]
         self._sizes: dict[Piece | None, int] = {}
         self.steps = 0
         # What the parameters' gradients are the sum of: micro-batch -> the plan version under which that one was computed;

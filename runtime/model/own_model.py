@@ -4,7 +4,7 @@ The function that `--model` names returns the modules, in order. The first takes
 the next; the last gives what the loss takes, logits [tokens, vocabulary] unless it has a method `loss(y, targets)` of its own:
 the sum over the tokens. A module whose `forward` takes a second argument is given the documents' lengths, too. Layers share no
 parameters: what is tied has to be untied. Each rank copies the layers that it holds from this one, so initial weights are a
-function of the seed alone.
+function of the seed alone. How it is cut among ranks a module says itself (own_shards.py).
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from unskew.analytics.shards.parts import Part, size_of
 from unskew.runtime.data import load_data
 from unskew.runtime.model.batch import drawn
-from unskew.runtime.model.model import Deferred, input_gradient_only
+from unskew.runtime.model.cuts import Cut
+from unskew.runtime.model.model import Deferred, units_of
+from unskew.runtime.model.own_shards import (
+    ColumnCut,
+    CutEmbedding,
+    CutLinear,
+    LoneMember,
+    RowCut,
+    ShardPass,
+    VocabularyCut,
+    cuts_of,
+    named_shards,
+    take_part,
+)
 from unskew.runtime.model.size import VOCABULARY, ModelSize
-from unskew.runtime.model.tensor_parallel import Shard
+from unskew.runtime.model.tensor_parallel import Shard, cross_entropy
 from unskew.runtime.options import RunOptions
 from unskew.runtime.own import OwnError, function_of
-
-
-class _Linear(nn.Linear):
-    """What `nn.Linear`s become: the gradient of the weight can be left for later."""
-
-    deferred: Deferred | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.deferred is None:
-            return super().forward(x)
-        y = input_gradient_only(x, self.weight, self.deferred)
-        return y if self.bias is None else y + self.bias
 
 
 class OwnLayer(nn.Module):
     """One module of such a model, as a layer that ranks hold. Frozen parameters become buffers."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, where: str) -> None:
+        """`where`: its name in messages. Raises `OwnError`."""
         super().__init__()
         self.module = module
         self._takes_lengths = len(inspect.signature(module.forward).parameters) > 1
@@ -57,30 +60,86 @@ class OwnLayer(nn.Module):
                     delattr(part, name)
                     part.register_buffer(name, parameter.data)
             if type(part) is nn.Linear and isinstance(part.weight, nn.Parameter):
-                part.__class__ = _Linear
-        self._linears = [part for part in module.modules() if isinstance(part, _Linear)]
+                part.__class__ = CutLinear
+        self._linears = [part for part in module.modules() if isinstance(part, CutLinear)]
+        self._shards = named_shards(module, where)
+        for part, sharding in self._shards.values():
+            if isinstance(part, CutLinear):
+                part.sharding = sharding
+            elif isinstance(sharding, VocabularyCut):
+                part.__class__ = CutEmbedding
+        self._shard: Shard | None = None
+        self._vocabulary: range | None = None
 
     def forward(
-        self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None, _shard: Shard | None = None
+        self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None, shard: Shard | None = None
     ) -> Tensor:
         """As `Layer.forward`: the gradients of `nn.Linear`'s weights are left for later."""
+        self._shard, passing = shard, ShardPass(shard) if shard is not None and self._shards else None
         for linear in self._linears:
             linear.deferred = deferred
+        for part, _ in self._shards.values():
+            if isinstance(part, CutLinear | CutEmbedding):
+                part.passing = passing
         y: Tensor = self.module(x, lengths) if self._takes_lengths else self.module(x)
+        if passing is not None:
+            passing.given = passing.taken = None  # else they would live to the next pass
         return y
 
-    def loss(self, y: Tensor, targets: Tensor, _shard: Shard | None = None) -> Tensor:
+    def loss(self, y: Tensor, targets: Tensor, shard: Shard | None = None) -> Tensor:
         """The sum over the tokens."""
         own = getattr(self.module, "loss", None)
-        summed: Tensor = functional.cross_entropy(y, targets, reduction="sum") if own is None else own(y, targets)
-        return summed
+        if own is not None:
+            summed: Tensor = own(y, targets)
+            return summed
+        if self._vocabulary is None:
+            return functional.cross_entropy(y, targets, reduction="sum")
+        return cross_entropy(y, targets, self._vocabulary, shard)
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        """Parameter -> how it is cut; others every member has."""
+        return {
+            f"module.{name}": cut
+            for prefix, (part, sharding) in self._shards.items()
+            for name, cut in cuts_of(prefix, part, sharding).items()
+        }
+
+    @property
+    def units(self) -> int:
+        """In how many it can be cut at most; 0 = it is not cut."""
+        return min(
+            (sharding.units for _, sharding in self._shards.values() if isinstance(sharding, ColumnCut | RowCut)), default=0
+        )
+
+    @property
+    def head(self) -> CutLinear | None:
+        """The output head, where it is cut by tokens."""
+        of = (part for part, sharding in self._shards.values() if isinstance(sharding, VocabularyCut))
+        return next((part for part in of if isinstance(part, CutLinear)), None)
+
+    def take(self, part: Part) -> None:
+        """Leave a part of it here."""
+        if (head := self.head) is not None:
+            self._vocabulary = units_of(part, head.out_features)
+        take_part(self.module, self._shards, part, self._group)
+
+    def _group(self) -> Shard:
+        assert self._shard is not None
+        return self._shard
 
 
 class OwnModel:
     """The whole model, once, for ranks to copy from."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self.layers = [OwnLayer(module) for module in modules]
+        """Raises `OwnError`."""
+        self.layers = [OwnLayer(module, f"layer {number} of --model") for number, module in enumerate(modules)]
+        heads = [number for number, layer in enumerate(self.layers) if layer.head is not None]
+        if heads not in ([], [self.n_layers - 1]) or (heads and hasattr(self.layers[-1].module, "loss")):
+            raise OwnError(
+                f"layer {heads[0]} of --model cuts an nn.Linear by VocabularyCut, allowed: the last, without its own loss"
+            )
 
     @property
     def n_layers(self) -> int:
@@ -90,30 +149,49 @@ class OwnModel:
         """How many a layer has."""
         return sum(parameter.numel() for parameter in self.layers[layer].parameters())
 
-    def build(self, layer: int, *, dtype: torch.dtype, device: torch.device) -> OwnLayer:
-        """A copy of one layer with its initial weights."""
-        return copy.deepcopy(self.layers[layer]).to(dtype=dtype, device=device)
+    @property
+    def units(self) -> int:
+        """In how many the layers can be cut among the members of a tensor-parallel group; 0 = none names its shards."""
+        return min((units for layer in self.layers if (units := layer.units)), default=0)
+
+    def build(self, layer: int, *, dtype: torch.dtype, device: torch.device, part: Part | None = None) -> OwnLayer:
+        """A copy of one layer, or of a part of it, with its initial weights."""
+        copied = copy.deepcopy(self.layers[layer]).to(dtype=dtype, device=device)
+        if part is not None:
+            copied.take(part)
+        return copied
 
     def shapes(self, ids: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """What each layer gives to the next for every token. Raises `OwnError`."""
         return tuple(tuple(y.shape[1:]) for y, _ in self._passed(ids, lengths))
 
-    def kept(self, ids: Tensor, lengths: Sequence[int]) -> tuple[int, ...]:
+    def kept(self, ids: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many numbers of the model's format each layer keeps of a token for its backward pass, parameters left out; the
-        last one with the loss."""
+        last one with the loss: those that all members of a tensor-parallel group have, and those that they divide."""
+        whole = self._kept(self.layers, ids, lengths, None)
+        if self.units < 2:
+            return tuple(whole), (0,) * len(whole)
+        half = Part(0, self.units // 2, self.units)
+        layers = [self.build(n, dtype=torch.get_default_dtype(), device=ids.device, part=half) for n in range(self.n_layers)]
+        of_half = self._kept(layers, ids, lengths, LoneMember())
+        lacking = [max(count - own, 0) for count, own in zip(whole, of_half, strict=True)]
+        divided = [min(round(less / (1 - size_of(half))), count) for less, count in zip(lacking, whole, strict=True)]
+        return tuple(count - cut for count, cut in zip(whole, divided, strict=True)), tuple(divided)
+
+    def _kept(self, layers: Sequence[OwnLayer], ids: Tensor, lengths: Sequence[int], shard: Shard | None) -> list[int]:
         found, x = list[int](), ids
         with _one_thread():
-            for layer in self.layers:
+            for layer in layers:
                 own = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), *layer.buffers())}
                 saved: dict[int, Tensor] = {}
                 x = x.detach().requires_grad_(x.is_floating_point())
                 with torch.autograd.graph.saved_tensors_hooks(partial(_noted, saved), lambda tensor: tensor):
-                    x = layer(x, lengths)
-                    if layer is self.layers[-1]:
-                        layer.loss(x, ids)
+                    x = layer(x, lengths, None, shard)
+                    if layer is layers[-1]:
+                        layer.loss(x, ids, shard)
                 n_bytes = sum(one.untyped_storage().nbytes() for key, one in saved.items() if key not in own)
                 found.append(math.ceil(n_bytes / (len(ids) * x.element_size())))
-        return tuple(found)
+        return found
 
     def weights(self, ids: Tensor, lengths: Sequence[int], repeats: int = 5) -> tuple[float, ...]:
         """The work of each layer, 1 in the mean, measured: the least of this thread's times for forward and backward."""
@@ -204,7 +282,12 @@ def measured(options: RunOptions) -> RunOptions:
         if (largest := int(ids.max())) >= VOCABULARY:
             raise OwnError(f"--data {options.data} has the id {largest}, allowed without --model: bytes, 0 to {VOCABULARY - 1}")
         return options
+    if options.tp > max(model.units, 1):
+        allowed = f"{model.units} or less" if model.units else "1, for no layer names its shards"
+        raise OwnError(f"--tp {options.tp} is too large for --model {options.model}, allowed: {allowed}")
     shapes = model.shapes(ids, lengths)
     weights = options.layer_weights or model.weights(ids, lengths)
-    kept = options.kept or model.kept(ids, lengths)
-    return msgspec.structs.replace(options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept)
+    kept, kept_cut = (options.kept, options.kept_cut) if options.kept else model.kept(ids, lengths)
+    return msgspec.structs.replace(
+        options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept, kept_cut=kept_cut, units=model.units
+    )

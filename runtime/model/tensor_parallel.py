@@ -45,7 +45,7 @@ def looked_up(tokens: Tensor, embedding: Tensor, vocabulary: range, shard: Shard
     """The embeddings of `tokens`, of which this member has those of its part of the vocabulary."""
     absent = (tokens < vocabulary.start) | (tokens >= vocabulary.stop)
     found = functional.embedding((tokens - vocabulary.start).masked_fill(absent, 0), embedding)
-    return summed(found.masked_fill(absent[:, None], 0.0), shard)
+    return summed(found.masked_fill(absent[..., None], 0.0), shard)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, vocabulary: range, shard: Shard | None) -> Tensor:

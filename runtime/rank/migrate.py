@@ -7,15 +7,17 @@ death: a layer is kept by its old holder until the first iteration under the new
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
 
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.pipeline.handover import MOST_MOVING
 from unskew.analytics.shards.parts import Part, Piece, common, ends_of, pieces_of
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.rank.comm import Comm
+from unskew.runtime.rank.comm import Comm, PendingMessage
 
 
 class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -83,33 +85,40 @@ def execute_moves(
 ) -> int:
     """Send from the `copies` that were there, and fill those of `layers` that are new. Returns bytes received.
 
-    Where something moves it ends with a barrier: when it returns on one rank, every rank holds what the plan asks of it. Raises
-    `PeerLost`.
+    A rank has at most `MOST_MOVING` moves begun and takes its own in the order of all: of the first not through both
+    sides have begun, so none waits for ever. Where something moves it ends with a barrier: when it returns on one rank, every
+    rank holds what the plan asks of it. Raises `PeerLost`.
     """
-    arriving = [
-        (move.piece, comm.receive(layers[move.piece.layer].room_for(move.piece), move.source, tag))
-        for tag, move in enumerate(moves)
-        if move.target == comm.rank
-    ]
-    leaving = [
-        comm.send(_holder(copies, move.piece, committed).pack(move.piece).to("cpu"), move.target, tag)
-        for tag, move in enumerate(moves)
-        if move.source == comm.rank
-    ]
     new = [number for number, layer in layers.items() if layer.steps != committed]
     for number in new:
         for copy in copies.get(number, ()):
             if copy.steps == committed:
                 layers[number].copy_from(copy, common(number, copy.part, layers[number].part))
-    received = 0
-    for piece, pending in arriving:
+    received, moving = 0, deque[tuple[Piece | None, PendingMessage]]()
+
+    def end_first() -> int:
+        piece, pending = moving.popleft()
         flat = pending.wait()
+        if piece is None:
+            return 0
         layers[piece.layer].unpack(flat, piece)
-        received += flat.nbytes
+        return flat.nbytes
+
+    for tag, move in enumerate(moves):
+        if comm.rank not in (move.source, move.target):
+            continue
+        if len(moving) == MOST_MOVING:
+            received += end_first()
+        if move.target == comm.rank:
+            room = layers[move.piece.layer].room_for(move.piece)
+            moving.append((move.piece, comm.receive(room, move.source, tag)))
+        else:
+            flat = _holder(copies, move.piece, committed).pack(move.piece).to("cpu")
+            moving.append((None, comm.send(flat, move.target, tag)))
+    while moving:
+        received += end_first()
     for number in new:
         layers[number].stepped(committed)
-    for message in leaving:
-        message.wait()
     if moves:
         comm.all_gather(torch.zeros(1))
     return received

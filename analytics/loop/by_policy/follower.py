@@ -81,7 +81,7 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
             raise PolicyStopError(f"{self.name} stops: {reaction.reason}")
         if reaction.layout == WAITING:
             raise PlanError(f"{self.name} {reaction.reason}: a checkpoint is needed to go on")
-        decided = _plan(reaction.layout, known.site)
+        decided = _plan(reaction.layout, known.site, known.plan)
         after = msgspec.structs.replace(
             self, speeds=tuple(map(float, view.speeds)), layouts={**self.layouts, decided.digest: reaction.layout}
         )
@@ -119,13 +119,13 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _plan(layout: Layout, site: Site) -> Plan:
-    """What ranks execute of a layout. Raises `PlanError`."""
+def _plan(layout: Layout, site: Site, before: Plan) -> Plan:
+    """What ranks execute of a layout, in place of the plan `before`. Raises `PlanError`."""
     origin = site.origin
     if site.by_replica:
         return with_replicas(origin, {one.replica for one in layout.pipelines}, 0)
     plan = to_plan(weighted(layout, origin.layer_weights), origin.n_layers)
-    return site.fitted(msgspec.structs.replace(plan, layer_weights=origin.layer_weights))
+    return site.fitted(msgspec.structs.replace(plan, layer_weights=origin.layer_weights), before)
 
 
 def _again_in(reaction: Reaction, now_s: float, iteration_s: float) -> int | None:

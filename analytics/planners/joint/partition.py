@@ -23,7 +23,16 @@ from unskew.analytics.core.layout import Layout
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.planners.costing import chunk_times, pipeline_bound_us, replica_us
-from unskew.analytics.planners.problem import Floats, Ints, PlannerCluster, PlannerJob, extra_layers, layer_limits, layout_of
+from unskew.analytics.planners.problem import (
+    Floats,
+    Ints,
+    PlannerCluster,
+    PlannerJob,
+    extra_layers,
+    in_flight_of,
+    layer_limits,
+    layout_of,
+)
 from unskew.analytics.planners.resihp.tp import EPSILON, TpGroups, exclude
 
 
@@ -77,33 +86,41 @@ def best_speeds(cluster: PlannerCluster) -> Floats:
     return np.asarray(np.maximum.reduce(speeds))
 
 
-def members_needed(job: PlannerJob, layers: Ints, micro_batches: Ints) -> Ints | None:
-    """[..., stages]: members that the memory of each stage asks for under 1F1B; None without a memory limit."""
+def members_needed(job: PlannerJob, layers: Ints, micro_batches: Ints, *, again: bool = False) -> Ints | None:
+    """[..., stages]: members that the memory of each stage asks for under 1F1B, `again`: when it recomputes; None without a
+    memory limit."""
     if job.capacity_bytes is None:
         return None
-    order = np.cumsum(layers > 0, axis=-1)
-    in_flight = np.minimum(order[..., -1:] - order + 1, np.maximum(np.asarray(micro_batches)[..., None], 1))
-    needed = layers * (job.layer_bytes + in_flight * job.activation_bytes) / job.capacity_bytes
+    needed = job.stage_bytes(layers, in_flight_of(layers, micro_batches), again=again) / job.capacity_bytes
     return np.asarray(np.maximum(np.ceil(needed - 1e-9), 0)).astype(np.int64)
 
 
 def speeds_at(job: PlannerJob, tables: Floats, layers: Ints, micro_batches: Ints) -> Floats:
-    """[..., stages]: each stage's speed at the degree that its memory allows; 0 where none does."""
+    """[..., stages]: each stage's speed at the degree that its memory allows, recomputing where that is faster; 0 where none
+    does."""
     needed = members_needed(job, layers, micro_batches)
     if needed is None:
         return np.broadcast_to(tables[..., 0], layers.shape)
-    column = np.minimum(needed, tables.shape[-1] - 1)[..., None]
     wide = np.broadcast_to(tables, (*layers.shape, tables.shape[-1]))
-    return np.asarray(np.take_along_axis(wide, column, axis=-1)[..., 0])
+
+    def at(members: Ints) -> Floats:
+        column = np.minimum(members, tables.shape[-1] - 1)[..., None]
+        return np.asarray(np.take_along_axis(wide, column, axis=-1)[..., 0])
+
+    if job.given_bytes is None or (less := members_needed(job, layers, micro_batches, again=True)) is None:
+        return at(needed)
+    return np.maximum(at(needed), job.again_rate * at(less))
 
 
 def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batches: Ints) -> Layout:
     """The layout with the degrees that go with these layers and micro-batches; of equal scores the larger degree."""
-    dp, pp, tp = cluster.speeds.shape
-    needed = members_needed(cluster.job, layers, micro_batches)
-    degree = np.arange(1, tp + 1)
-    allowed = degree >= (np.zeros((dp, pp, 1)) if needed is None else needed[:, :, None])
-    scores = np.where(allowed, able.scores, 0.0)
+    tp = cluster.tp
+    job, degree = cluster.job, np.arange(1, tp + 1)
+    needed, less = (members_needed(job, layers, micro_batches, again=again) for again in (False, True))
+    scores = able.scores
+    if needed is not None and less is not None:
+        recomputing = np.where(degree >= less[:, :, None], job.again_rate * scores, 0.0) if job.given_bytes is not None else 0.0
+        scores = np.where(degree >= needed[:, :, None], scores, recomputing)
     best = scores.max(axis=2)
     chosen = tp - np.argmax(scores[:, :, ::-1] >= best[:, :, None] - EPSILON, axis=2)
     chosen = np.where(best > 0, chosen, 0)
@@ -114,7 +131,7 @@ def settle(cluster: PlannerCluster, able: Capability, layers: Ints, micro_batche
 def holds(job: PlannerJob, layout: Layout) -> bool:
     """Has every group the memory for its layers and 1F1B's activations, those lent by other replicas left out?"""
     counts = np.array([pipeline.micro_batches for pipeline in layout.pipelines], dtype=np.int64)
-    needed = members_needed(job, layout.layers, counts)
+    needed = members_needed(job, layout.layers, counts, again=True)
     return needed is None or bool((needed <= layout.degrees)[counts > 0].all())
 
 

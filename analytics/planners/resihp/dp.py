@@ -163,12 +163,16 @@ def reroute_evenly(speeds: Floats, micro_batches: Ints) -> tuple[Move, ...]:
 
 
 def activation_room(cluster: PlannerCluster, degrees: Ints, layers: Ints) -> Ints:
-    """[dp, pp]: how many micro-batches' activations a group can hold beside its layers."""
+    """[dp, pp]: how many micro-batches' activations a group can hold beside its layers, recomputing where that is more."""
     job = cluster.job
     if job.capacity_bytes is None or job.activation_bytes <= 0:
         return np.full(degrees.shape, 1_000_000, dtype=np.int64)
     free = job.capacity_bytes * degrees - layers * job.layer_bytes
-    return np.maximum(0, np.floor(free / (np.maximum(layers, 1) * job.activation_bytes) + 1e-9)).astype(np.int64)
+    room = np.floor(free / (np.maximum(layers, 1) * job.activation_bytes) + 1e-9)
+    if job.given_bytes:
+        rest = free - max(job.activation_bytes - job.given_bytes, 0.0)
+        room = np.maximum(room, np.floor(rest / (np.maximum(layers, 1) * job.given_bytes) + 1e-9))
+    return np.maximum(0, room).astype(np.int64)
 
 
 def stage_times(cluster: PlannerCluster, layers: Ints, speeds: Floats) -> Floats:

@@ -122,5 +122,5 @@ def least_degrees(cluster: PlannerCluster, layers: Ints) -> Ints:
     if job.capacity_bytes is None:
         return np.ones(cluster.pp, dtype=np.int64)
     in_flight = cluster.pp - np.arange(cluster.pp)
-    needed = layers * (job.layer_bytes + in_flight * job.activation_bytes) / job.capacity_bytes
+    needed = job.stage_bytes(layers, in_flight, again=True) / job.capacity_bytes
     return np.clip(np.ceil(needed - 1e-9), 1, cluster.tp + 1).astype(np.int64)

@@ -118,6 +118,37 @@ def test_a_group_takes_more_members_where_memory_asks_for_them():
     assert plan_joint(PlannerCluster(job=roomy, speeds=speeds)).layout.degrees.tolist() == [[3]]
 
 
+def test_stages_recompute_where_the_model_has_no_room_otherwise():
+    """The first of two stages has two micro-batches in flight: of two layers it keeps 6, 3.3 where it recomputes, which takes a
+    forward more. With room for 6 it does not; with half of the layers' memory no plan fits."""
+    tight = PlannerJob(n_layers=4, micro_batches=8, layer_bytes=1.0, activation_bytes=1.0, capacity_bytes=5.0)
+    speeds = np.array([[[1.0], [1.0]]])
+    with pytest.raises(PlanError):
+        plan_joint(PlannerCluster(job=tight, speeds=speeds))
+    for capacity, first in ((5.0, 3 / 4), (6.0, 1.0)):
+        job = msgspec.structs.replace(tight, given_bytes=0.1, capacity_bytes=capacity)
+        for plan in (
+            plan_joint(PlannerCluster(job=job, speeds=speeds)),
+            plan_progressive(PlannerCluster(job=job, speeds=speeds)),
+        ):
+            assert plan.layout.layers.tolist() == [[2, 2]]
+            assert plan.predicted_us == pytest.approx(makespan([2, 2], [first, 1.0], 8, job))
+    with pytest.raises(PlanError):
+        plan_joint(PlannerCluster(job=msgspec.structs.replace(job, capacity_bytes=2.5), speeds=speeds))
+
+
+def test_a_stage_recomputes_rather_than_take_a_slow_member_in():
+    """Four layers in a stage: three members have room where they recompute, at 3/4 of their speed; four do not have to. That is
+    faster with a fourth at 0.7 of the others' speed, not with one at half of it."""
+    job = PlannerJob(
+        n_layers=4, micro_batches=2, layer_bytes=1.0, activation_bytes=1.0, given_bytes=0.1, capacity_bytes=2.0,
+    )  # fmt: skip
+    for fourth, members, speed in ((0.7, 4, 0.7), (0.5, 3, 9 / 16)):
+        plan = plan_joint(PlannerCluster(job=job, speeds=np.array([[[1.0, 1.0, 1.0, fourth]]])))
+        assert plan.layout.degrees.tolist() == [[members]]
+        assert plan.predicted_us == pytest.approx(makespan([4], [speed], 2, job))
+
+
 def test_lending_within_a_node_is_planned_both_ways_and_bounded(monkeypatch):
     """Groups that choose among any degrees may leave nobody out to lend; powers of two do. Case 77147 gains 6 % by it."""
     for seed in range(77_140, 77_160):

@@ -114,6 +114,21 @@ def test_ranks_recompute_in_plans_that_have_no_room_otherwise() -> None:
     assert free is not None
     assert free.baseline_us < proposal.baseline_us, "a B that recomputes takes an F longer"
     assert len({one.recompute for one in proposal.considered}) > 1
+    assert {"joint planner", "laid out anew"} <= {one.name for one in proposal.considered}
+
+
+def test_a_plan_that_ranks_cannot_go_over_to_is_no_candidate() -> None:
+    """They could hold it, but not the old copies beside the new ones until it has committed."""
+    memory = LayerMemory(gradient_bytes=(1_000,) * 16, token_bytes=(1.0,) * 16, cut_token_bytes=(0.0,) * 16, bucket_bytes=10**6)
+    free, reason = propose(0, ORIGIN, asked_with(None))
+    assert free is not None, reason
+    holding, going = (max(peak_bytes(free.plan, memory, 1, before).values()) for before in (None, ORIGIN))
+    assert going > holding
+    tight, roomy = (Room(memory=memory, tokens=1, rank_bytes=most) for most in (going - 1, going))
+    assert tight.lack(free.plan) == "" != tight.lack(free.plan, ORIGIN)
+    assert roomy.lack(free.plan, ORIGIN) == ""
+    found = [propose(0, ORIGIN, asked_with(room))[0] for room in (tight, roomy)]
+    assert [one is not None and one.plan.digest == free.plan.digest for one in found] == [False, True]
 
 
 @pytest.mark.parametrize("room_bytes", [4_500.0, None])

@@ -10,11 +10,16 @@ import pytest
 import torch
 from support.jobs import own_models
 from support.training.runtime_runs import SMALL, Run, train
+from support.training.threads_comm import Hub, ThreadComm, in_threads
+from torch import Tensor
 from torch.nn import functional
 
+from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import DeviceLost, IterationJudged, PlanApplied, RunFinished
 from unskew.runtime.control.launch import prepared
 from unskew.runtime.data import InOrder, load_data
+from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.model.own_model import own_model
 from unskew.runtime.options import OptionsError, RunOptions
 
 pytestmark = pytest.mark.limit(120)
@@ -93,11 +98,84 @@ def test_losses_are_those_of_plain_torch_also_with_a_death_and_a_split_backward(
     assert all("layer_weights" in event.plan for event in run.of(PlanApplied))
 
 
+class Member:
+    """One member's place in a group of threads."""
+
+    def __init__(self, comm: ThreadComm) -> None:
+        self._comm = comm
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor.copy_(self.gather(tensor).sum(0))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        return self._comm.all_gather(tensor)
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 2, 1), (3, 1)])
+def test_parts_of_layers_give_the_gradients_of_whole_ones(weights: tuple[int, ...]) -> None:
+    """Norms of each head and layers that name nothing included."""
+    model, hub, parts, there = own_model(f"{HERE}:sharded", 0), Hub(), parts_by(weights), list[int]()
+    ids, targets = torch.randint(0, own_models.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+
+    def held(part: Part | None) -> list[HeldLayer]:
+        cpu = torch.device("cpu")
+        return [HeldLayer(model, n, seed=0, dtype=torch.float64, device=cpu, part=part) for n in range(model.n_layers)]
+
+    def trained(layers: list[HeldLayer], shard: Member | None) -> float:
+        x = ids
+        for layer in layers:
+            x = layer.module(x, (12, 8), None, shard)
+        loss = layers[-1].module.loss(x, targets, shard)
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    whole = held(None)
+    loss = trained(whole, None)
+
+    def live(rank: int) -> None:
+        mine = held(parts[rank])
+        assert trained(mine, Member(ThreadComm(hub, rank, range(len(parts))))) == pytest.approx(loss, rel=1e-12)
+        for own, of in zip(mine, whole, strict=True):
+            wanted = of.pack_sum(0, Piece(0, *ends_of(parts[rank])))
+            assert torch.allclose(own.pack_sum(0), wanted, rtol=1e-9, atol=1e-12)
+            assert float(wanted.abs().max()) > 0
+        there.append(rank)
+
+    in_threads(range(len(parts)), live)
+    assert sorted(there) == [*range(len(parts))]
+
+
 @pytest.mark.slow
-def test_a_gpt2_of_transformers_trains_as_plain_torch_does(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="the extra `frameworks` is not installed: no GPT-2 of transformers")
-    run: Run = train(tmp_path, base=prepared(own("gpt2", iterations=6, dtype="float32")))
+@pytest.mark.limit(240)
+@pytest.mark.parametrize(("schedule", "tp"), [("1f1b", 2), ("zb-h1", 3)])
+def test_losses_of_a_model_that_names_its_shards_are_those_of_plain_torch(tmp_path: Path, schedule: str, tp: int) -> None:
+    """Groups of even and uneven parts; a member dies, and its layers are one rank's again."""
+    options = prepared(own("sharded", tp=tp, dp=2 if tp == 2 else 1, schedule=schedule, iterations=10))
+    run = train(tmp_path, *(["kill:rank=1,at=5"] if tp == 2 else []), base=options)
+    assert run.of(RunFinished)[-1].status == "done"
+    assert run.losses == pytest.approx(plain_losses(run.options, 10), rel=1e-8)
+    assert (options.units, [count > 0 for count in options.kept_cut]) == (4, [False, True, False, True, True])
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+@pytest.mark.parametrize(("model", "tp"), [("gpt2", 1), ("gpt2", 2), ("qwen3", 2)])
+def test_models_of_transformers_train_as_plain_torch_does(tmp_path: Path, model: str, tp: int) -> None:
+    pytest.importorskip("transformers", reason="the extra `frameworks` is not installed: no models of transformers")
+    run: Run = train(tmp_path, base=prepared(own(model, tp=tp, iterations=6, dtype="float32")))
+    assert run.of(RunFinished)[-1].status == "done"
     assert run.losses == pytest.approx(plain_losses(run.options, 6), rel=1e-5)
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    for model, sentence in (
+        ("model", "--tp 2 is too large for --model .*, allowed: 1, for no layer names its shards"),
+        ("misnamed", r"layer 1 of --model: shards\(\) cuts of by RowCut\(units=5\), allowed: units that divide 16"),
+    ):
+        with pytest.raises(OptionsError, match=sentence):
+            prepared(own(model, tp=2))
+    with pytest.raises(OptionsError, match=r"--tp 5 is too large for --model .*, allowed: 4 or less"):
+        prepared(own("sharded", tp=5))
 
 
 @pytest.mark.parametrize(
