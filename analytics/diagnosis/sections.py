@@ -87,7 +87,7 @@ def _unseen(why: str) -> list[str]:
 def _with_replicas(section: TraceSection, findings: Findings, options: DetectorOptions) -> tuple[TraceSection, Findings]:
     """The section as it is expected to be without shifts of whole replicas, and the findings with those on them."""
     slow = {party.rank for one in findings.verdicts for party in one.culprits}
-    excess = excess_of(section, section.parts.work_us, slow, options)
+    excess = excess_of(section, section.parts.work_us - section.recording.within_us, slow, options)
     if excess is None:
         return section, _seeing(findings, "a whole replica that is slow cannot be told from its data")
     replicas = judge_replicas(section, excess, options, next_number(findings.verdicts))

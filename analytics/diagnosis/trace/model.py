@@ -27,7 +27,7 @@ _NUMBERS = (
 )  # fmt: skip
 COLUMNS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(_NUMBERS, pl.Int64), "kind": pl.String, "group": pl.String, "start_us": pl.Float64, "wall_us": pl.Float64,
-    "own_us": pl.Float64, "wait_dp_us": pl.Float64,
+    "own_us": pl.Float64, "within_us": pl.Float64,
 }  # fmt: skip
 
 OPERATIONS = {
@@ -43,11 +43,11 @@ OPERATIONS = {
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """The operations of a run, a row of `COLUMNS` each, null where something is not known or has no meaning.
 
-    `kind` is a span's. A chunk (kind F, B or W) has a `micro_batch`, unique in its iteration, and its layers; for `wait_dp_us`
-    of it its rank waited for others, as for their shards; `own_us` of it is what its device worked, without a wait for a core,
-    where the source tells, else all of it. `group` is what
-    the source calls the operation or the group of a collective, `turn` its number in it. `replica` and `stage` are null of a
-    rank that executes nothing. `iterations`: plan_version, iteration, begin_us, end_us of those that were recorded whole.
+    `kind` is a span's. A chunk (kind F, B or W) has a `micro_batch`, unique in its iteration, and its layers; for `within_us`
+    of it its rank waited for others in its middle, for their shards or for its tensor-parallel group; `own_us` of it is what
+    its device worked, without a wait for a core, where the source tells, else all of it. `group` is what the source calls the
+    operation or the group of a collective, `turn` its number in it. `replica` and `stage` are null of a rank that executes
+    nothing. `iterations`: plan_version, iteration, begin_us, end_us of those that were recorded whole.
 
     `streams`: messages and collectives run beside the chunks, on streams of their own that `group` names as NDTimeline does;
     else a rank does one thing after the other. `votes`: an iteration ends with a vote of all ranks, as ours do.
@@ -127,6 +127,9 @@ def _typed(operations: pl.DataFrame) -> pl.DataFrame:
     if "own_us" not in operations.columns:
         own = [name for name in ("compute_us", "wall_us") if name in operations.columns]
         operations = operations.with_columns(own_us=pl.coalesce(own))
+    waits = [name for name in ("wait_dp_us", "wait_tp_us") if name in operations.columns]
+    if waits and "within_us" not in operations.columns:
+        operations = operations.with_columns(within_us=pl.sum_horizontal(waits))
     return operations.select(
         (pl.col(name) if name in operations.columns else pl.lit(None).alias(name)).cast(dtype)
         for name, dtype in COLUMNS.items()

@@ -158,7 +158,7 @@ def _times(rows: pl.DataFrame, shapes: list[_Shape]) -> tuple[Array, Array]:
 
 def _within(rows: pl.DataFrame, shapes: list[_Shape]) -> Array:
     """How long each chunk waited for other ranks in its middle, [operation, iteration of each shape in turn] us."""
-    waited = rows.select(pl.when(pl.col("kind").is_in(CHUNK_KINDS)).then("wait_dp_us").fill_null(0.0)).to_series().to_numpy()
+    waited = rows.select(pl.when(pl.col("kind").is_in(CHUNK_KINDS)).then("within_us").fill_null(0.0)).to_series().to_numpy()
     of = [
         waited[np.array([node.began[0] for node in one.nodes.values()])[:, None] + np.array(one.first_rows)] for one in shapes
     ]

@@ -19,7 +19,7 @@ THREADS = {
 _ORDER = ("compute", "receiving", "sending", "collectives", "other")
 _SPANS = """
     select rank, kind, iteration, plan_version as epoch, attempt, micro_batch, start_us, wall_us, peer, bytes, "group",
-        first_layer, n_layers, compute_us, device
+        first_layer, n_layers, compute_us, wait_tp_us, device
     from spans
     left join (select run, iteration, plan_version as version, attempt as last from iterations) using (run, iteration)
     where run = ? and (not ? or last is null or (version = plan_version and last = attempt))

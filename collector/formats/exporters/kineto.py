@@ -39,7 +39,7 @@ _COMMITS = """
 _HOST, _FIRST_STREAM = 1, 7
 _ARGUMENTS = (
     "kind", "epoch", "attempt", "iteration", "micro_batch", "first_layer", "n_layers", "peer", "bytes", "group", "compute_us",
-    "device", "lengths",
+    "wait_tp_us", "device", "lengths",
 )  # fmt: skip
 
 

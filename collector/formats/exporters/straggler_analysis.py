@@ -4,8 +4,8 @@ Their model of dependencies is built once for all steps and replicas, so a trace
 which all replicas do the same; and it wants every type of operation on every rank: what our runtime does not do takes no time
 of its own, where it would be. Those that others take part in end together, as their analyser asks: the first and the last stage
 of a replica in embedding-grads-all-reduce, the replicas in what belongs to data parallelism, all in optimizer-clip-main-grad.
-What a rank does of one type it does one after the other. Of a tensor-parallel group one rank stands for all, as in theirs.
-The lengths of documents, for which theirs have no column, are in the file's metadata.
+What a rank does of one type it does one after the other. Of a tensor-parallel group one rank stands for all, as in theirs:
+who computes longest. The lengths of documents, for which theirs have no column, are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from unskew.collector.formats.importers.straggler_analysis import COLUMNS, LENGT
 from unskew.collector.read.reader import Reader
 
 _SPANS = """
-    select kind, rank, plan_version, iteration, micro_batch, first_layer, peer, start_us, wall_us from spans
+    select kind, rank, plan_version, iteration, micro_batch, first_layer, peer, start_us, wall_us,
+        wall_us - coalesce(wait_tp_us, 0) as own_us from spans
     semi join iterations using (run, iteration, plan_version, attempt) where run = ? order by iteration, rank, start_us, seq
 """
 _COMPUTE = {"F": "forward-compute", "B": "backward-compute"}
@@ -81,7 +82,7 @@ def _plan_by_plan(spans: polars.DataFrame) -> Iterator[polars.DataFrame]:
 
 def _of_one_plan(spans: polars.DataFrame, places: polars.DataFrame) -> polars.DataFrame:
     everybody = spans.join(places, on=["plan_version", "rank"], how="inner").with_columns(
-        end_us=polars.col("start_us") + polars.col("wall_us")
+        end_us=polars.col("start_us") + polars.col("wall_us"), of_group=_busiest()
     )
     placed = _reduced_together(everybody.filter(polars.col("rank") == polars.col("of_group")))
     parallel = placed["dp_rank"].n_unique() > 1
@@ -90,6 +91,12 @@ def _of_one_plan(spans: polars.DataFrame, places: polars.DataFrame) -> polars.Da
     rows += [_of_ranks(placed, {"optimizer": "optimizer"})]
     rows += [_of_ranks(placed, dict.fromkeys(_REDUCTIONS, "grads-reduce-scatter"))] if parallel else []
     return _whole_steps(_numbered(polars.concat(rows)))
+
+
+def _busiest() -> polars.Expr:
+    """Of a rank's tensor-parallel group who computes longest: others wait for it within their chunks, which take as long."""
+    own_us = polars.when(polars.col("kind").is_in(list(_COMPUTE))).then("own_us").sum().over("rank")
+    return polars.col("rank").sort_by(own_us, "rank", descending=[True, False]).first().over("of_group")
 
 
 def _reduced_together(placed: polars.DataFrame) -> polars.DataFrame:
@@ -111,7 +118,7 @@ def _reduced_together(placed: polars.DataFrame) -> polars.DataFrame:
 
 
 def _places(reader: Reader, run: str) -> polars.DataFrame:
-    """plan_version, rank, who stands for its group (the first shard), dp_rank, stage, and the first layers of the rank's model
+    """plan_version, rank, its group (by its first shard), dp_rank, stage, and the first layers of the rank's model
     chunks with the numbers of these."""
     rows: list[dict[str, Any]] = []
     for plan_version, plan in reader.sql("select plan_version, plan::varchar from plans where run = ?", [run]).iter_rows():

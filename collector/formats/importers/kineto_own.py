@@ -14,7 +14,7 @@ from unskew.collector.formats.text import duration, rank_number, whole
 
 KEY = "unskew"
 """Of the run's name in a file, and of the span in an event's arguments."""
-_NUMBERS = ("micro_batch", "first_layer", "n_layers", "bytes", "compute_us")
+_NUMBERS = ("micro_batch", "first_layer", "n_layers", "bytes", "compute_us", "wait_tp_us")
 
 
 def own_spans(file: Path, rank: int, events: Iterable[tuple[float, dict[str, Any]]]) -> Iterator[Span | MicroBatchPacked]:

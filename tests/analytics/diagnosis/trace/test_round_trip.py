@@ -14,6 +14,7 @@ from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
+from unskew.runtime.options import RunOptions
 
 pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 SLOW, SINCE, SEEDS = 2, 14, (0, 1, 2)
@@ -27,12 +28,19 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
+def slow_member(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two groups of two; rank 1 takes twice as long from iteration 14 on, and rank 0 waits for it within its chunks."""
+    groups = msgspec.structs.replace(SMALL, tp=2, pp=1, heads=2)
+    return trained(tmp_path_factory.mktemp("member"), f"slow:rank=1,factor=2,at={SINCE}", base=groups)
+
+
+@pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return [trained(tmp_path_factory.mktemp("healthy"), seed=seed) for seed in SEEDS]
 
 
-def trained(folder: Path, *faults: str, seed: int = 0) -> Run:
-    return train(folder, *faults, base=SMALL, mode="observe", iterations=40, micro_batches=8, tokens=128, seed=seed)
+def trained(folder: Path, *faults: str, seed: int = 0, base: RunOptions = SMALL) -> Run:
+    return train(folder, *faults, base=base, mode="observe", iterations=40, micro_batches=8, tokens=128, seed=seed)
 
 
 def back(run: Run, format: str, folder: Path) -> RunLog:
@@ -55,6 +63,14 @@ def test_the_slow_rank_is_named_from_when_it_was_slow(slow: Run, format: str, tm
     assert [party.rank for party in verdict.culprits] == [SLOW]
     assert abs(verdict.since_iteration - SINCE) <= 2
     assert found.time_lost_s["slow_device"] > found.time_lost_s["long_sequences"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_slow_member_of_a_group_is_named_and_not_who_waits_for_it(slow_member: Run, format: str, tmp_path: Path) -> None:
+    found = diagnose(back(slow_member, format, tmp_path))
+    accused = [verdict for verdict in found.verdicts if verdict.cause in {"slow_device", "unknown"}]
+    assert [[party.rank for party in verdict.culprits] for verdict in accused] == [[1]]
+    assert abs(accused[0].since_iteration - SINCE) <= 2
 
 
 @pytest.mark.parametrize("number", range(len(SEEDS)))
