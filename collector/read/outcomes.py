@@ -68,7 +68,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
         standing as (
             select named.run, count(*) as n, count(*) filter (is_open) as n_open, first(
                 regexp_replace(sentence, '[.]$', '') || coalesce(', until iteration ' || until_iteration, '')
-                order by is_open desc, if(is_open, asked, null) nulls last, if(is_open, plan, null) nulls first,
+                order by is_open desc, case when is_open then asked end nulls last, case when is_open then plan end nulls first,
                     named.seq desc) as newest
             from (select verdicts.*, until_iteration is null and back.run is null as is_open
                   from verdicts left join back using (run, verdict)) named
