@@ -35,7 +35,8 @@ def bench(
         refuse(f"--part {part!r} is no part of {name}, allowed: {', '.join(sorted(registry.part_names(name)))}")
     from unskew.benchmarks import runs
 
-    with tempfile.TemporaryDirectory(prefix="unskew-bench-") as folder:
+    # A collector that is leaving may write while the folder is removed: the figures are there all the same.
+    with tempfile.TemporaryDirectory(prefix="unskew-bench-", ignore_cleanup_errors=True) as folder:
         place = locate(store or folder)
         with checking_input():
             place.enter()
