@@ -1,7 +1,7 @@
 # make run | check | test | lint | bench: each makes .venv on its first call; a second call installs nothing.
 # make run LOCKED=1 installs only what has a hash in requirements.lock; make lock makes that anew (it needs uv).
 # make test EXTRAS=dev,frameworks,trackers tests on the real Trainer, Lightning, W&B, MLflow, TensorBoard as well.
-.PHONY: run check fast test lint style bench chromium lock demo
+.PHONY: run check test lint bench chromium lock demo
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -29,12 +29,10 @@ test: .venv/test-$(EXTRAS).stamp chromium
 	$(BIN)/python -m pytest -m alone $(ARGS); alone=$$?; \
 	test $$alone = 5 && test $$first = 0 || exit $$alone
 
-lint: style
-	$(BIN)/mypy
-
-style: .venv/test-$(EXTRAS).stamp
+lint: .venv/test-$(EXTRAS).stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 bench: .venv/run.stamp
 	mkdir -p build
