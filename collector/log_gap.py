@@ -19,7 +19,7 @@ def log_gap(started: RunStarted | None, finished: RunFinished | None) -> str:
         committed = started.options.get("iterations")
     missing = (committed or 0) - finished.iterations
     found = [f"the log holds {finished.iterations} of the {committed} iterations that were committed"] * (missing > 0)
-    found += [f"{finished.unwritten:,} events could not be written"] * (finished.unwritten > 0)
+    found += [f"{_events(finished.unwritten)} could not be written"] * (finished.unwritten > 0)
     return ", ".join(found)
 
 
@@ -42,4 +42,8 @@ def dropped_sentence(dropped: Mapping[str, int]) -> str:
     most_first = sorted(dropped.items(), key=lambda one: -one[1])
     types = ", ".join(f"{n:,} {name or 'of unknown type'}" for name, n in most_first)
     n = sum(dropped.values())
-    return f"{n:,} event{' was' if n == 1 else 's were'} dropped unwritten ({types})" if n else ""
+    return f"{_events(n)} {'was' if n == 1 else 'were'} dropped unwritten ({types})" if n else ""
+
+
+def _events(n: int) -> str:
+    return f"{n:,} event{'' if n == 1 else 's'}"

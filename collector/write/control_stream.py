@@ -43,11 +43,17 @@ class ControlStream:
         self._segment: SpoolSegment | None = None
         self._outcome_unknown = False
         self._version = _last_version(store, run, f"@{file_name}")
+        self._unwritten = 0
 
     @property
     def version(self) -> int:
         """The version of the last event; 0 = the stream is empty."""
         return self._version
+
+    @property
+    def unwritten(self) -> int:
+        """How many events were refused for the disk's sake."""
+        return self._unwritten
 
     @property
     def removed(self) -> bool:
@@ -69,7 +75,11 @@ class ControlStream:
             control_line(at_us, self._stream, version, actor, event)
             for version, event in enumerate(events, start=self._version + 1)
         ]
-        self._write(flush(b"".join(lines)))
+        try:
+            self._write(flush(b"".join(lines)))
+        except StoreError:
+            self._unwritten += len(events)
+            raise
         self._version += len(events)
         return self._version
 

@@ -167,6 +167,8 @@ class Session:
             finally:
                 membership.stop(Stop())
                 telemetry.close()
+                # What was refused and did not end the run is a checkpoint's news, which the checkpoint itself holds.
+                undecided = control_log.unwritten if status == "failed" else 0
                 self._read_all(tail)
                 self.end = ending(
                     status,
@@ -176,7 +178,7 @@ class Session:
                     logged=self.builder.losses,
                     last_logged=self.builder.last_logged,
                     node=membership.last_word,
-                    unwritten=telemetry.unwritten,
+                    unwritten=telemetry.unwritten + undecided,
                 )
                 self.end = _log_end(control_log, self.end)
                 control_log.close()

@@ -145,11 +145,13 @@ def test_on_a_disk_of_600_kb_a_run_is_not_done_and_everything_says_so(tmp_path: 
     printed = {name: " ".join(" ".join(both).split()) for name, both in shown.items()}
     assert codes == {"run": 1, "check": 1, "diagnose": 0, "page": 0}, printed
     facts = json.loads((tmp_path / "run.json").read_text())
-    # It fails when a decision cannot be logged; with none to log it goes on to its end, of which the log lacks the most.
+    # It fails when a decision cannot be logged, which may be before a rank lost a line; with none to log it goes on to its
+    # end, of which the log lacks the most.
     outcome, why = {
         "failed": ("wrong", "the disk is full"), "incomplete": ("cannot_be_judged", "No space left on device"),
     }[facts["status"]]  # fmt: skip
-    assert facts["iterations"] < facts["committed"] <= 400
+    assert facts["iterations"] <= facts["committed"] <= 400
+    assert facts["status"] == "failed" or facts["iterations"] < facts["committed"]
     assert facts["events"]["log_complete"] is False
     assert facts["outcome"]["outcome"] == outcome
     assert "log complete" not in printed["run"]
@@ -157,8 +159,11 @@ def test_on_a_disk_of_600_kb_a_run_is_not_done_and_everything_says_so(tmp_path: 
     assert why in printed["run"]
     assert "the store is not as it was written, or not whole" in printed["check"]
     (diagnosed,) = json.loads((tmp_path / "diagnosis.json").read_text())["runs"]
-    assert diagnosed["outcome"] == "cannot_be_judged"
-    assert printed["page"].startswith("Cannot be judged: ")
+    # Ranks that have ended may have left room for the end of the run: then all say what the summary says.
+    if "the end of the run is not in the log" in facts["reason"]:
+        outcome = "cannot_be_judged"
+    assert diagnosed["outcome"] == outcome
+    assert printed["page"].startswith("Cannot be judged: ") is (outcome == "cannot_be_judged")
 
 
 @pytest.mark.limit(120)

@@ -182,6 +182,31 @@ def test_a_decision_that_cannot_be_logged_is_not_carried_out(
     assert run.of(RunFinished) == []
 
 
+def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that end, and a collector that packs their lines, make room for the last words: the log is not whole still."""
+    write: Any = SpoolSegment.write
+
+    def writing(segment: SpoolSegment, data: bytes) -> int:
+        if b'"device_lost@1"' in data:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return int(write(segment, data))
+
+    monkeypatch.setattr(SpoolSegment, "write", writing)
+    run = train(tmp_path, "kill:rank=3,at=5")
+    (finished,) = run.of(RunFinished)
+    assert (finished.status, finished.iterations, finished.committed) == ("failed", 5, 5)
+    assert finished.unwritten > 0
+    assert run.summary.events.log_complete is False
+    assert findings(run) == [f"run {run.id}: {finished.unwritten} events could not be written"]
+    with open_store(run.store) as reader:
+        diagnosed = diagnose(load_run(reader, run.id))
+    for outcome in (diagnosed, run.summary.outcome):
+        assert outcome.outcome == "wrong"
+        assert outcome.why.startswith("the run failed: cannot write ")
+
+
 def test_training_goes_on_where_a_checkpoint_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write: Any = SpoolSegment.write
 
