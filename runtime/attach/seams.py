@@ -378,20 +378,18 @@ def _scaler(session: LoopSession) -> None:
 
 
 def _around_step(session: LoopSession) -> tuple[Callable[..., None], Callable[..., None]]:
-    def before(*_: object) -> None:
-        if is_compiling() or (loop := session.timeline) is None or loop.thread != get_ident():
-            return
-        try:
-            loop.stepping()
-        except Exception as error:
-            session.failed(error)
+    def hook(report: Callable[[LoopTimeline], None], *, begins: bool) -> Callable[..., None]:
+        def hooked(*_: object) -> None:
+            if is_compiling():
+                return
+            if (loop := session.timeline) is None:
+                session.steps_on = get_ident() if begins else 0
+            elif loop.thread == get_ident():
+                try:
+                    report(loop)
+                except Exception as error:
+                    session.failed(error)
 
-    def after(*_: object) -> None:
-        if is_compiling() or (loop := session.timeline) is None or loop.thread != get_ident():
-            return
-        try:
-            loop.stepped()
-        except Exception as error:
-            session.failed(error)
+        return hooked
 
-    return before, after
+    return hook(LoopTimeline.stepping, begins=True), hook(LoopTimeline.stepped, begins=False)

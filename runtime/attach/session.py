@@ -116,6 +116,8 @@ class LoopSession:
         """Where the rank is in one."""
         self.timeline: LoopTimeline | None = None
         """What the moments of its thread go to; None where nothing is measured, and before the first `backward()`."""
+        self.steps_on = 0
+        """Before there is a `timeline`: the thread on which an optimizer steps, 0 = none. Lightning's loop is inside of it."""
         self._facts = facts
         self._measured, self._rank = True, 0
         self._spool: SpoolWriter | None = None
@@ -261,6 +263,8 @@ class LoopSession:
             timeline = LoopTimeline(
                 facts.rank, facts.ranks, device, clock.take, ready=lambda: 0, product=product, now=clock.now, waits=clock.waited
             )
+        if self.steps_on == timeline.thread:
+            timeline.stepping()
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
         beat.start()
         atexit.register(self.close)

@@ -59,6 +59,23 @@ def test_a_loop_without_loader_and_optimizer_says_its_steps(tmp_path: Path) -> N
     assert [iteration for (iteration,) in commits] == [0, 1, 2]
 
 
+def test_a_first_step_inside_of_which_the_passes_run_is_a_step(tmp_path: Path) -> None:
+    """As Lightning runs them without accumulation: nothing is measured yet when the optimizer begins."""
+    session = LoopSession(Store.locate(tmp_path), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
+    before, after = seams._around_step(session)
+    for _ in range(3):
+        before()
+        loop = session.loop_or_begin()
+        assert loop is not None
+        loop.backward(None)
+        loop.returned()
+        after()
+    session.close()
+    with open_store(Store.locate(tmp_path)) as reader:
+        spans = reader.sql("select iteration, micro_batch, kind from spans where kind != 'other' order by 1, start_us").rows()
+    assert spans == [(step, *of) for step in range(3) for of in ((0, "F"), (0, "B"), (None, "optimizer"))]
+
+
 def attached(rank: int, *, ranks: int = 2, **more: Any) -> RankAttached:
     return RankAttached(rank=rank, ranks=ranks, node="node", pid=rank, **more)
 
