@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -77,28 +77,30 @@ def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
     delays = [one.delay for one in late if one.right]
     where = f"{attached_job.STEPS} steps of two ranks on real CPU cores, {seeds} seeds each of"
     return [
-        figure("attach: the late rank and its cause, and nothing else", _percent(len(late) - len(missed), late), "%",
+        figure("attach: the late rank and its cause, and nothing else", percent(len(late) - len(missed), late), "%",
                bar=RIGHT, better="higher", note=f"{where} {', '.join(LATE)}; not: {', '.join(missed) or 'none'}"),
         figure("attach: iterations until it is named", median(delays) if delays else None, "", bar=SOON, better="lower",
                note=f"median; longest {max(delays, default=0)}"),
         figure("attach: jobs in which a healthy rank is accused", len(accused), "", bar=0, better="lower",
                note=f"{where} {', '.join((*EVEN, LONGER))}; {', '.join(accused) or 'none'}"),
-        figure("attach: longer sequences said to be that", _percent(sum(LENGTHS in one.named for one in longer), longer), "%",
+        figure("attach: longer sequences said to be that", percent(sum(LENGTHS in one.named for one in longer), longer), "%",
                bar=RIGHT, better="higher"),
-        figure("attach: healthy jobs called well", _percent(sum(one.sees and not one.named for one in even), even), "%",
+        figure("attach: healthy jobs called well", percent(sum(one.sees and not one.named for one in even), even), "%",
                better="higher", note="at their end, down to a slowdown that is stated; the others: cannot be judged"),
-        *(_of_baseline(make().name, late, rest) for make in BASELINES),
+        *of_baselines("attach", late, rest, 1),
     ]  # fmt: skip
 
 
-def _of_baseline(name: str, late: Sequence[JobVerdict], rest: Sequence[JobVerdict]) -> Figure:
-    accused = sum(bool(one.baselines[name]) for one in rest)
-    note = f"by forward and backward times; somebody accused in {accused} of {len(rest)} jobs without a late rank"
-    right = sum(one.baselines[name] == {1} for one in late)
-    return figure(f"attach: the late rank alone, by {name}", _percent(right, late), "%", better="higher", note=note)
+def of_baselines(title: str, late: Sequence[JobVerdict], rest: Sequence[JobVerdict], rank: int) -> Iterator[Figure]:
+    """What published rules say of the same jobs, in which this rank is late, or nobody."""
+    for name in (make().name for make in BASELINES):
+        accused = sum(bool(one.baselines[name]) for one in rest)
+        note = f"by forward and backward times; somebody accused in {accused} of {len(rest)} jobs without a late rank"
+        right = sum(one.baselines[name] == {rank} for one in late)
+        yield figure(f"{title}: the late rank alone, by {name}", percent(right, late), "%", better="higher", note=note)
 
 
-def _percent(some: int, of: Sequence[JobVerdict]) -> float:
+def percent(some: int, of: Sequence[JobVerdict]) -> float:
     return 100 * some / len(of)
 
 
@@ -106,14 +108,13 @@ def _watched(cases: Sequence[str]) -> list[JobVerdict]:
     with tempfile.TemporaryDirectory(prefix="unskew-attach-") as folder:
         store = Store(Path(folder) / "store")
         subprocess.run([sys.executable, attached_job.__file__, str(store.root), folder, *cases], check=True)
-        return [_judged(store, case) for case in cases]
+        return [judged(store, case, attached_job.run_of(case)) for case in cases]
 
 
-def _judged(store: Store, case: str) -> JobVerdict:
+def judged(store: Store, case: str, run: str) -> JobVerdict:
+    """By the watcher, of the log of a job that has ended, and by the baselines."""
     events: list[Event] = []
-    watcher = JobWatcher(
-        store, attached_job.run_of(case), ["bench"], lambda entry: events.append(entry.event) if entry.event else None
-    )
+    watcher = JobWatcher(store, run, ["bench"], lambda entry: events.append(entry.event) if entry.event else None)
     watcher.finish(0)
     watcher.close()
     return watched(case, events, _by_baselines(events))

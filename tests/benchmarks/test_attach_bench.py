@@ -12,7 +12,7 @@ import pytest
 from rich.progress import Progress
 from support.training.warm_processes import warm_process
 
-from unskew.benchmarks.attach import kills, overhead, probes, recorded
+from unskew.benchmarks.attach import grid, kills, overhead, probes, recorded
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
 
@@ -32,8 +32,8 @@ def run(command: Sequence[str], **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (overhead, probes):
-        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run))
+    for module in (grid, overhead, probes):
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
 
 
 @pytest.mark.limit(240)
@@ -70,3 +70,13 @@ def test_watched_jobs_count_for_what_they_are(monkeypatch: pytest.MonkeyPatch) -
     assert 6 <= (delay.value or 0) < 32
     assert [figure.name.rsplit(" ", 1)[1] for figure in baselines] == ["nvrx", "traceml"]
     assert all("of 2 jobs without a late rank" in figure.note for figure in baselines)
+
+
+@pytest.mark.limit(240)
+def test_a_job_under_another_framework_counts_for_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "LATE", ("backward",))
+    monkeypatch.setattr(grid, "EVEN", ())
+    monkeypatch.setattr(grid, "ENDS", {})
+    named, delay, accused, longer, *_ = grid.figures(BENCH, seeds=1, frameworks=("fsdp2",))
+    assert (named.value, accused.value, longer.value) == (100, 0, 100)
+    assert 6 <= (delay.value or 0) < 32

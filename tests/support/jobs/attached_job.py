@@ -75,20 +75,25 @@ class Model(nn.Module):
 
 
 class Job(IterableDataset[torch.Tensor]):
-    def __init__(self, case: str, rank: int) -> None:
+    """`shard`: whose data it has; `late`: whether its rank is the one to be late."""
+
+    def __init__(self, case: str, shard: int, *, late: bool) -> None:
         self.case, _, seed = case.partition("~")
-        self.rank, self.step, self.began_s = rank, 0, 0.0
-        self.random = torch.Generator().manual_seed(7 + 2 * int(seed or 0) + rank)
+        self.shard, self.is_late, self.step, self.began_s = shard, late, 0, 0.0
+        self.random = torch.Generator().manual_seed(7 + 2 * int(seed or 0) + shard)
+
+    def is_in(self, part: str) -> bool:
+        """Whether this rank is late in a part of this step."""
+        of, _, since = self.case.partition("@")
+        return self.is_late and of == part and self.step >= int(since or 0)
 
     def late(self, part: str) -> None:
-        of, _, since = self.case.partition("@")
-        if self.rank == 1 and of == part and self.step >= int(since or 0):
+        if self.is_in(part):
             time.sleep(LATE_S)
 
     @property
     def slow(self) -> bool:
-        of, _, since = self.case.partition("@")
-        return self.rank == 1 and of == "device" and self.step >= int(since or 0)
+        return self.is_in("device")
 
     def begins(self) -> None:
         """A pass."""
@@ -99,7 +104,7 @@ class Job(IterableDataset[torch.Tensor]):
 
     def length(self) -> int:
         if self.case == "longer":
-            return 224 if self.rank == 1 else 64
+            return 224 if self.is_late else 64
         if self.case == "random":
             return int(torch.randint(2, 9, (1,), generator=self.random)) * 24
         return 64
@@ -135,7 +140,7 @@ def rank_of(case: str, store: str, folder: Path, rank: int) -> None:
         session = unskew.attach(store, run=run_of(case))
         assert unskew.attach() is session
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / f"{case}.store"), 2), rank=rank, world_size=2)
-    losses = Job(case.replace("untouched", "nothing"), rank).train()
+    losses = Job(case.replace("untouched", "nothing"), rank, late=rank == 1).train()
     if case != "untouched":
         session.close()
     (folder / f"{case}-{rank}.json").write_text(json.dumps(losses))
