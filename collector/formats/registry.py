@@ -27,7 +27,7 @@ __all__ = ["EXPORTERS", "IMPORTERS", "FormatError", "ImportResult", "bring_in", 
 IMPORTERS = ("straggler-analysis", "kineto", "torchtitan", "iteration-times", "megatron", "mlperf", "flight-recorder")
 """Each has its module in importers/, with `read(path) -> Sequence[ImportedRun]`, a pure reader."""
 
-EXPORTERS = ("straggler-analysis", "kineto", "perfetto", "parquet", "prometheus")
+EXPORTERS = ("straggler-analysis", "kineto", "perfetto", "otlp", "parquet", "prometheus")
 """Each has its module in exporters/, with `write(reader, run, path) -> str`, which returns a sentence on what it wrote."""
 
 FOLDERS = ("kineto", "parquet")

@@ -7,7 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from base64 import b64encode
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import Any
 
 import polars
 import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 from support.training.runtime_runs import SMALL, Run, train
 from typer.testing import CliRunner, Result
@@ -81,6 +85,30 @@ def test_bytedances_model_replays_our_trace_and_blames_the_slow_rank(run: Run, t
     assert judged.simulator_error < 1e-3
     assert judged.slowdown > 1.2
     assert max(judged.worker_slowdown, key=lambda rank: judged.worker_slowdown[rank]) == 1
+
+
+def test_an_iteration_is_a_trace_that_opentelemetry_reads(run: Run, tmp_path: Path) -> None:
+    lines = exported(run, "otlp", tmp_path / "run.jsonl").read_text().splitlines()
+    assert len(lines) == 6
+    taken = 0
+    for number, line in enumerate(lines):
+        # Protobuf's own JSON has bytes in base64, where OTLP says hexadecimal.
+        in_base64 = re.sub(r'(Id":)"([0-9a-f]+)"', lambda id: f'{id[1]}"{b64encode(bytes.fromhex(id[2])).decode()}"', line)
+        request = json_format.Parse(in_base64, ExportTraceServiceRequest())
+        spans = {span.span_id: span for of in request.resource_spans for scope in of.scope_spans for span in scope.spans}
+        (root,) = [span for span in spans.values() if not span.parent_span_id]
+        assert (root.name, len(root.trace_id), {span.trace_id for span in spans.values()}) == (
+            f"iteration {number}", 16, {root.trace_id}
+        )  # fmt: skip
+        for span in spans.values():
+            above = spans.get(span.parent_span_id, span)
+            assert above.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
+            assert span.end_time_unix_nano <= above.end_time_unix_nano
+        assert sum(span.parent_span_id == root.span_id for span in spans.values()) == 4
+        taken += len(spans) - 5
+    (count,) = run.sql("select count(*) as n, min(iteration) as first from spans where run = $run")
+    assert taken == count["n"]
+    assert abs(root.end_time_unix_nano / 1e9 - time.time()) < 600, "a time of day"
 
 
 def test_perfetto_bars_nest_or_follow_and_every_message_has_an_arrow(run: Run, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def export(
     format: Annotated[
         str,
         typer.Argument(
-            metavar="FORMAT", help="One of straggler-analysis, kineto, perfetto, parquet, prometheus.", show_default=False
+            metavar="FORMAT", help="One of straggler-analysis, kineto, perfetto, otlp, parquet, prometheus.", show_default=False
         ),
     ],
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="Which run.", show_default="the newest")] = None,
