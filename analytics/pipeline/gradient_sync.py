@@ -4,8 +4,9 @@ A bucket has pieces of neighbouring layers that the same ranks hold. All ranks t
 layer to the first, as a backward pass finishes them, and one after the other: a bucket begins when each of its ranks has added
 its last micro-batch to all of its layers and is through with the bucket before. So that the first need not wait for the end of
 a rank's last chunk, that chunk is executed in parts, which end where buckets do; members of a tensor-parallel group make the
-same parts. The ranks execute this (runtime/rank/gradients.py), emulated devices take its time, and the predictor prices it by
-the same rules.
+same parts. Where the backward pass is split, several chunks are left at a rank's end that no other rank waits for: their parts
+are executed layer by layer, those of all micro-batches, so that layers are closed from the beginning of this time on. The ranks
+execute this (runtime/rank/gradients.py), emulated devices take its time, and the predictor prices it by the same rules.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=1, dp=2, n_layers=4, micro_batches=2)
@@ -27,9 +28,10 @@ import numpy as np
 
 from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.pipeline.actions import Action, ActionKey
+from unskew.analytics.pipeline.actions import Action
 from unskew.analytics.shards.parts import Piece
 from unskew.analytics.shards.together import steps_of_sum
+from unskew.collector.events import ChunkKind
 
 MOST_IN_FLIGHT = 4
 """Buckets that a rank sums at once: each is reduced in a copy."""
@@ -48,11 +50,11 @@ class Bucket(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted({piece.layer for piece in self.pieces}))
 
 
-class BackwardPart(msgspec.Struct, frozen=True, gc=False):
-    """A part of a chunk that ends a backward pass: its layers, and those of them to which this rank adds nothing more."""
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """An action, or a part of it: an action of these layers alone. `closes`: those of them to which this rank adds nothing
+    more."""
 
-    first_layer: int
-    n_layers: int
+    action: Action
     closes: tuple[int, ...] = ()
 
 
@@ -77,28 +79,52 @@ def buckets_of(
     return tuple(sorted(found, key=lambda bucket: (-bucket.layers[0], bucket.ranks)))
 
 
-def last_parts(
-    actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket], rank: int
-) -> dict[ActionKey, tuple[BackwardPart, ...]]:
-    """The parts, in their order, of each of a rank's `actions` that is the last to add to some layer."""
+def last_steps(actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket], rank: int) -> dict[int, tuple[Step, ...]]:
+    """Number of one of a rank's `actions` -> what is executed in its turn, where that is not just the action: in parts, or,
+    where some are executed together at the end, all of these for the first and nothing for the others."""
     members = plan.team_of.get(rank, (rank,))
     pauses = {bucket.layers[0] for bucket in buckets if not set(members).isdisjoint(bucket.ranks)}
-    ending = "W" if any(action.kind == "W" for action in actions) else "B"
+    ending: ChunkKind = "W" if any(action.kind == "W" for action in actions) else "B"
+    alone = _before_the_end(actions) if ending == "W" else len(actions)
     closed: set[int] = set()
-    found = {}
-    for action in reversed(actions):
-        own = set(range(action.first_layer, action.first_layer + action.n_layers))
-        if action.kind == ending and (closes := own - closed):
-            found[action.key] = tuple(_parts(action, pauses, closes))
-            closed |= own
+    found: dict[int, tuple[Step, ...]] = dict.fromkeys(range(alone + 1, len(actions)), ())
+    for number in range(min(alone, len(actions) - 1), -1, -1):
+        turn = actions[alone:] if number == alone else actions[number : number + 1]
+        if any(action.kind == ending and not closed.issuperset(_layers(action)) for action in turn):
+            parts = sorted((part for action in turn for part in _parts(action, pauses)), key=lambda one: -one.first_layer)
+            found[number] = _closing(parts, ending, closed)
     return found
 
 
-def _parts(action: Action, pauses: Collection[int], closes: Collection[int]) -> Iterator[BackwardPart]:
+def _closing(parts: Sequence[Action], ending: ChunkKind, closed: set[int]) -> tuple[Step, ...]:
+    """The parts, and which layers each closes that is not `closed` later; these are then."""
+    steps = []
+    for part in reversed(parts):
+        closes = tuple(layer for layer in _layers(part) if part.kind == ending and layer not in closed)
+        closed.update(closes)
+        steps.append(Step(part, closes))
+    return tuple(reversed(steps))
+
+
+def _before_the_end(actions: Sequence[Action]) -> int:
+    """How many actions come before those that no other rank waits for and that wait for none: the last W, and the first stage's
+    last B."""
+    number = len(actions)
+    while number and actions[number - 1].kind == "W":
+        number -= 1
+    return number - (number > 0 and actions[number - 1].kind == "B" and actions[number - 1].hop == 0)
+
+
+def _layers(action: Action) -> range:
+    return range(action.first_layer, action.first_layer + action.n_layers)
+
+
+def _parts(action: Action, pauses: Collection[int]) -> Iterator[Action]:
+    """The last layers first."""
     end = action.first_layer + action.n_layers
-    for layer in range(end - 1, action.first_layer - 1, -1):
+    for layer in reversed(_layers(action)):
         if layer in pauses or layer == action.first_layer:
-            yield BackwardPart(layer, end - layer, tuple(one for one in range(layer, end) if one in closes))
+            yield msgspec.structs.replace(action, first_layer=layer, n_layers=end - layer)
             end = layer
 
 

@@ -21,7 +21,7 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action, action_of
 from unskew.analytics.pipeline.dag import Array, Ints, Messages
 from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate, pipeline_of
-from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
+from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_steps, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.shards.crossings import shares
 from unskew.analytics.shards.together import steps_of_sum, sums_in
@@ -118,18 +118,22 @@ def _ready_us(timeline: Timeline, buckets: Sequence[Bucket], costs: LayerCosts, 
     """Rank -> layer -> when the rank has added the last micro-batch to it: [iteration], or one number for a single one."""
     schedule = timeline.schedule
     at = {action.key: number for number, action in enumerate(schedule.order)}
-    ending = [
-        (rank, at[key], part)
+    turns = [
+        (rank, steps)
         for rank, actions in schedule.by_rank.items()
-        for key, parts in last_parts(actions, schedule.plan, buckets, rank).items()
-        for part in parts
+        for steps in last_steps(actions, schedule.plan, buckets, rank).values()
+        if steps
     ]
-    order = schedule.order
-    below = [msgspec.structs.replace(order[n], n_layers=part.first_layer - order[n].first_layer) for _, n, part in ending]
-    left_us = durations_us(schedule, costs, speeds, below).reshape(len(ending), *timeline.end_us.shape[1:])
+    parts = [step.action for _, steps in turns for step in steps]
+    spent_us = durations_us(schedule, costs, speeds, parts).reshape(len(parts), *timeline.end_us.shape[1:])
     ready: dict[int, dict[int, Array]] = {rank: {} for rank in schedule.plan.ranks}
-    for (rank, number, part), left in zip(ending, left_us, strict=True):
-        ready[rank].update(dict.fromkeys(part.closes, timeline.end_us[number] - left))
+    end = len(parts)
+    for rank, steps in reversed(turns):
+        done_us = timeline.end_us[max(at[step.action.key] for step in steps)]
+        for number, step in zip(range(end - 1, -1, -1), reversed(steps), strict=False):
+            ready[rank].update(dict.fromkeys(step.closes, done_us))
+            done_us = done_us - spent_us[number]
+        end -= len(steps)
     return ready
 
 
@@ -211,7 +215,7 @@ def _messages_of_groups(plan: Plan, costs: LayerCosts, deliveries: Deliveries, i
 
 
 def durations_us(schedule: Schedule, costs: LayerCosts, speeds: Speeds, of: Sequence[Action] | None = None) -> Array:
-    """Durations of the actions of `schedule.order`, or of some others that it has or that are the first layers of these:
+    """Durations of the actions of `schedule.order`, or of some others that it has or that are parts of these:
     [action, iteration]. The costs must know the kinds that the schedule has (`model_for`). A TP group is as fast as its slowest
     member, each of which has its part of the work."""
     return _chunks_us(schedule.plan, schedule.order if of is None else of, costs, speeds)

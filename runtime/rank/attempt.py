@@ -1,7 +1,7 @@
 """One attempt at an iteration on one rank: its chunks, and the sums of its gradients, begun while the backward pass goes on.
 
 The log has every chunk before a bucket that it is in is begun: once it is in a sum it counts, also when its rank dies in the
-next moment. So nothing is begun in the middle of a chunk; the one that ends a rank's backward pass is in parts for it.
+next moment. So nothing is begun in the middle of a chunk; those that end a rank's backward pass are in parts for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.pipeline.gradient_sync import Bucket, buckets_of, last_parts
+from unskew.analytics.pipeline.gradient_sync import Bucket, buckets_of, last_steps
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.scheduler.kept import KeptGradients, spread
 from unskew.runtime.links import Links
@@ -67,15 +67,15 @@ class RankAttempt(msgspec.Struct, frozen=True):
         means, plan = self.means, spread(self.plan, self.kept)
         actions = [action for action in build_schedule(plan).by_rank[means.rank] if self.kept.executes(action)]
         kinds = [action.kind for action in actions]
-        parts = last_parts(actions, plan, self.buckets, means.rank) if overlapped else {}
-        adds_to = [layer for of in parts.values() for part in of for layer in part.closes]
+        steps = last_steps(actions, plan, self.buckets, means.rank) if overlapped else {}
+        adds_to = [layer for of in steps.values() for step in of for layer in step.closes]
         executed = ExecutedWork()  # of its own: ranks collect no circles
         sums = self.sums(comm, before=lambda: self._log(executed), open_layers=adds_to)
         executor = Executor(
             plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=means.device,
             progress=means.progress, label=means.recorder.span, dtype=means.dtype, shapes=means.options.given_on,
             before=lambda index: means.injector.before_action(batch.iteration, index, kinds), links=means.links,
-            executed=executed, parts=parts, closed=sums.close,
+            executed=executed, steps=steps, closed=sums.close,
         )  # fmt: skip
         means.recorder.batch(self.plan, self.kept, batch.lengths)
         if not actions:  # a death among the chunks happens also where there are none

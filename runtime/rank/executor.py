@@ -4,7 +4,7 @@ The action list comes from the plan (pipeline/schedule.py); any rank may execute
 replica. Where the schedule splits the backward pass, B computes the gradient of activations (and those of the few parameters
 that are no matrices: norms, embedding) and W the gradients of the weight matrices. Receives are posted two actions ahead,
 sends are waited for at the end, a hand-over within the rank costs nothing. Messages need no shapes: every rank knows each
-micro-batch's lengths. Where gradients are to be summed while a backward pass goes on, the chunk that ends it is executed in
+micro-batch's lengths. Where gradients are to be summed while a backward pass goes on, the chunks that end it are executed in
 parts (pipeline/gradient_sync.py). A message that takes a time of its own (runtime/links.py) carries in front when it arrives.
 The members of a tensor-parallel group execute their chunks together and divide each message among them (shards/crossings.py).
 An attempt that keeps gradients of the one before adds only those that are missing (scheduler/kept.py).
@@ -27,7 +27,7 @@ from torch.nn import functional
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action, ActionKey
-from unskew.analytics.pipeline.gradient_sync import BackwardPart
+from unskew.analytics.pipeline.gradient_sync import Step
 from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
 from unskew.analytics.shards.parts import size_of
@@ -44,7 +44,7 @@ from unskew.runtime.rank.progress import RankProgress
 _LOOK_AHEAD = 2
 _NOTHING = torch.empty(0)
 _Key = tuple[str, int, int]
-_NO_PARTS: Mapping[ActionKey, Sequence[BackwardPart]] = {}
+_NO_STEPS: Mapping[int, Sequence[Step]] = {}
 
 
 class ExecutedChunk(msgspec.Struct, gc=False):
@@ -84,14 +84,18 @@ class Executor:
         before: Callable[[int], None],
         links: Links,
         executed: ExecutedWork,
-        parts: Mapping[ActionKey, Sequence[BackwardPart]] = _NO_PARTS,
+        steps: Mapping[int, Sequence[Step]] = _NO_STEPS,
         closed: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
-        """`parts`: of the chunks that end backward passes; `closed`: called with the layers to which nothing more is added."""
+        """`steps`: what is executed in an action's turn, where it is not just that; `closed`: called with the layers to which
+        nothing more is added."""
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._shapes, self._links = dtype, shapes, links
-        self._parts, self._closed = parts, closed
+        self._steps, self._closed = steps, closed
+        self._parts: dict[ActionKey, list[Action]] = {}
+        for step in (step for turn in steps.values() for step in turn):
+            self._parts.setdefault(step.action.key, []).append(step.action)
         team = plan.team_of.get(comm.rank)
         self._team = None if team is None else Team(comm, team, progress, links.together_us)
         self._share = size_of(plan.role_of[comm.rank].part)
@@ -100,6 +104,7 @@ class Executor:
         self._held: dict[tuple[int, int], list[KeptLayers]] = {}
         self._split = splits_backward(plan.schedule)
         self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}
+        self._half: set[tuple[int, int, int]] = set()  # (micro-batch, hop, layer): its B is executed, its W is not
         self._losses: dict[int, float] = {}
         self._sent: list[tuple[PendingMessage, Span]] = []
         self._begun_us = 0
@@ -109,16 +114,14 @@ class Executor:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
         self._begun_us = self._device.now_us()
         self._closed(())
+        execute = {"F": self._forward, "B": self._backward, "W": self._weights}
         for index, action in enumerate(self._actions):
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
                 self._post(coming)
-            if action.kind == "F":
-                self._forward(action)
-            elif action.kind == "B":
-                self._backward(action)
-            else:
-                self._weights(action)
+            for step in self._steps.get(index, (Step(action),)):
+                execute[step.action.kind](step.action)
+                self._closed(step.closes)
         with self._progress.waiting("send"):
             for pending, span in self._sent:
                 pending.wait()
@@ -129,11 +132,11 @@ class Executor:
     def finish_weights(self) -> None:
         """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum. The
         other members of a group are not asked for: they may be gone."""
-        self._team, self._closed = None, lambda _: None
+        self._team = None
         for action in self._actions:
-            key = action.micro_batch, action.hop
-            if action.kind == "W" and key in self._deferred and key not in self._held:
-                self._weights(action)
+            for part in self._parts_of(action, "W") if action.kind == "W" else ():
+                if (part.micro_batch, part.hop, part.first_layer) in self._half:
+                    self._weights(part)
 
     def _forward(self, action: Action) -> None:
         micro_batch, first = action.micro_batch, action.first_layer == 0
@@ -144,12 +147,9 @@ class Executor:
             x.requires_grad_(True)
         last = self._has_head(action)
         source, held, again = x, list[KeptLayers](), self._plan.recomputes(self._comm.rank, "B")
-        parts = self._parts_of(action, "W" if self._split else "B")
-        deferred: dict[int, Deferred] = {part.first_layer: [] for part in parts if self._split}
-
-        self._held[micro_batch, action.hop] = held  # also where it breaks: then its weights are not due
+        self._held[micro_batch, action.hop] = held
         if self._split:
-            self._deferred[micro_batch, action.hop] = deferred
+            self._deferred[micro_batch, action.hop] = {part.first_layer: [] for part in self._parts_of(action, "W")}
 
         def body() -> Tensor:
             y, end = source, action.first_layer + action.n_layers
@@ -157,7 +157,7 @@ class Executor:
                 y, kept = forward_keeping_inputs(y, action.first_layer, end, partial(self._layer, micro_batch, action.hop))
                 held.extend(kept)
                 return y
-            for part in [_whole(action)] if self._split else reversed(parts):
+            for part in reversed(self._parts_of(action, "B")):
                 if held:  # the backward pass pauses here
                     y = y.detach().requires_grad_(True)
                 begins = y
@@ -186,17 +186,17 @@ class Executor:
     def _backward(self, action: Action) -> None:
         dy, ready_us, wait_us, messages = self._inputs(action)
         key = action.micro_batch, action.hop
-        for part in [_whole(action)] if self._split else self._parts_of(action, "B"):
-            one = msgspec.structs.replace(action, first_layer=part.first_layer, n_layers=part.n_layers)
-            x = next(kept.x for kept in self._held[key] if kept.first == part.first_layer)
-            body = partial(self._backward_of, one, dy)
-            _, timing = self._device.run(self._chunk(one, self._has_head(one), ready_us), body, self._team)
-            self._done(one, timing, wait_us, messages)
-            if not self._split:
-                self._closed(part.closes)
-            dy, ready_us, wait_us, messages = x.grad, 0, 0, []
-        if dy is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
-            self._hand_on("B", action, action.hop - 1, dy)
+        x = next(kept.x for kept in self._held[key] if kept.first == action.first_layer)
+        body = partial(self._backward_of, action, dy)
+        _, timing = self._device.run(self._chunk(action, self._has_head(action), ready_us), body, self._team)
+        self._done(action, timing, wait_us, messages)
+        if self._split:
+            layers = range(action.first_layer, action.first_layer + action.n_layers)
+            self._half.update((*key, layer) for layer in layers)
+        if key in self._held and x.grad is not None:  # layers below are left
+            self._local["B", *key] = x.grad
+        elif x.grad is not None and self._kept.hands_back(action.micro_batch, action.first_layer):
+            self._hand_on("B", action, action.hop - 1, x.grad)
 
     def _backward_of(self, action: Action, dy: Tensor | None) -> Tensor:
         key = action.micro_batch, action.hop
@@ -210,25 +210,20 @@ class Executor:
 
     def _weights(self, action: Action) -> None:
         key = action.micro_batch, action.hop
-        for part in self._parts_of(action, "W"):
-            if part.first_layer not in self._deferred[key]:  # executed before a break
-                continue
-            one = msgspec.structs.replace(action, first_layer=part.first_layer, n_layers=part.n_layers)
-            deferred = self._deferred[key].pop(part.first_layer)
-            body = partial(self._weights_of, one, deferred)
-            _, timing = self._device.run(self._chunk(one, self._has_head(one), 0), body, self._team)
-            self._done(one, timing, 0, [])
-            self._closed(part.closes)
-        del self._deferred[key]
+        deferred = self._deferred[key].pop(action.first_layer)
+        body = partial(self._weights_of, action, deferred)
+        _, timing = self._device.run(self._chunk(action, self._has_head(action), 0), body, self._team)
+        self._done(action, timing, 0, [])
+        self._half.difference_update((*key, layer) for layer in range(action.first_layer, action.first_layer + action.n_layers))
 
     def _weights_of(self, action: Action, deferred: Deferred) -> Tensor:
         with self._adding(action, whole=True):
             weight_gradients(deferred)
         return _NOTHING
 
-    def _parts_of(self, action: Action, kind: ChunkKind) -> Sequence[BackwardPart]:
+    def _parts_of(self, action: Action, kind: ChunkKind) -> Sequence[Action]:
         """In which the chunk of this kind at the same place is executed, the last layers first."""
-        return self._parts.get((kind, action.micro_batch, action.hop)) or [_whole(action)]
+        return self._parts.get((kind, action.micro_batch, action.hop)) or [msgspec.structs.replace(action, kind=kind)]
 
     def _has_head(self, action: Action) -> bool:
         return action.first_layer + action.n_layers == self._plan.n_layers
@@ -367,10 +362,6 @@ class Executor:
     def _done(self, action: Action, timing: Callable[[], ChunkTiming], wait_us: int, messages: list[Span]) -> None:
         self._progress.working()
         self._executed.chunks.append(ExecutedChunk(action, timing, wait_us, messages))
-
-
-def _whole(action: Action) -> BackwardPart:
-    return BackwardPart(action.first_layer, action.n_layers)
 
 
 def _tag(kind: str, micro_batch: int, hop: int) -> int:

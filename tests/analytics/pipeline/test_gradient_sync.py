@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import msgspec
 import numpy as np
 import pytest
@@ -14,10 +12,11 @@ from unskew.analytics.cluster.timing import fault_free_s
 from unskew.analytics.core.cost import ChunkCost, CostModel, GradientSync
 from unskew.analytics.core.iteration import BucketStep
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
-from unskew.analytics.core.plan import PASSES, Plan
+from unskew.analytics.core.plan import PASSES, Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.loop.by_policy.view import job_of
-from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_parts, through
+from unskew.analytics.pipeline.actions import Action
+from unskew.analytics.pipeline.gradient_sync import Bucket, Step, bucket_us, buckets_of, last_steps, through
 from unskew.analytics.pipeline.prediction import layer_costs, model_for, predict_iteration, predict_iterations
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import Fit, TimedIteration, fit_terms
@@ -58,18 +57,51 @@ def test_a_bucket_waits_for_the_slowest_of_its_ranks() -> None:
 
 @pytest.mark.parametrize("schedule", PASSES)
 def test_a_rank_closes_each_layer_once_and_its_parts_are_its_chunks(schedule: str) -> None:
+    """What is executed is each action once, a W after its B; and a layer is closed by the last step that adds to it."""
     plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=8, schedule=schedule)
+    ending = "W" if splits_backward(schedule) else "B"
     buckets = buckets_of(plan, [10] * 8, 10)
     for rank, actions in build_schedule(plan).by_rank.items():
-        found = last_parts(actions, plan, buckets, rank)
-        assert Counter(layer for parts in found.values() for part in parts for layer in part.closes) == Counter(
-            plan.role_of[rank].layers
-        )
-        by_key = {action.key: action for action in actions}
-        for key, parts in found.items():
-            layers = [layer for part in reversed(parts) for layer in range(part.first_layer, part.first_layer + part.n_layers)]
-            action = by_key[key]
-            assert layers == list(range(action.first_layer, action.first_layer + action.n_layers))
+        found = last_steps(actions, plan, buckets, rank)
+        steps = [step for number, action in enumerate(actions) for step in found.get(number, (Step(action),))]
+        executed = [(*step.action.key, layer) for step in steps for layer in layers_of(step.action)]
+        assert sorted(executed) == sorted((*action.key, layer) for action in actions for layer in layers_of(action))
+        for kind, *cell in executed:
+            assert kind != "W" or executed.index(("B", *cell)) < executed.index(("W", *cell))
+        last = {
+            layer: number for number, step in enumerate(steps) for layer in layers_of(step.action) if step.action.kind == ending
+        }
+        assert {layer: number for number, step in enumerate(steps) for layer in step.closes} == last
+        assert set(last) == set(plan.role_of[rank].layers)
+
+
+def layers_of(action: Action) -> range:
+    return range(action.first_layer, action.first_layer + action.n_layers)
+
+
+@pytest.mark.parametrize(
+    ("rank", "order"),
+    [
+        (0, "B6.3 W6.3 B6.2 W6.2 B6.1 W6.1 B6.0 W6.0"),  # nobody waits for its last B
+        (1, "W4.7 W6.7 W4.6 W6.6 W4.5 W6.5 W4.4 W6.4"),
+    ],
+)
+def test_the_end_of_a_split_backward_pass_goes_layer_by_layer(rank: int, order: str) -> None:
+    plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=8, schedule="zb-h1")
+    steps = [
+        step.action
+        for turn in last_steps(build_schedule(plan).by_rank[rank], plan, buckets_of(plan, [10] * 8, 10), rank).values()
+        for step in turn
+    ]
+    assert " ".join(f"{one.kind}{one.micro_batch}.{one.first_layer}" for one in steps) == order
+
+
+def test_what_a_split_backward_pass_hides_by_hand() -> None:
+    """One rank, so B and W of the last micro-batch go layer by layer: 20 us each, beside a sum of 14; the head's 5 us come
+    first. In the order of the chunks the four sums would begin in the last 40 us, and 26 of 56 be waited for."""
+    plan = uniform_plan(tp=1, pp=1, dp=2, n_layers=4, micro_batches=2, schedule="zb-h1")
+    cost = synced(plan, bucket_bytes=10, step_us=7.0)
+    assert predict_iteration(plan, [WORK] * 2, cost).iteration_us == pytest.approx(4 * 30 + 5 + 14)
 
 
 def test_replicas_that_are_cut_otherwise_make_their_parts_together() -> None:
@@ -91,7 +123,7 @@ def test_replicas_that_are_cut_otherwise_make_their_parts_together() -> None:
     assert {bucket.ranks for bucket in buckets} == {(0, 4), (1, 4), (0, 1, 4), (2, 4), (2, 5)}
     assert sum(bucket.n_bytes for bucket in buckets) == pytest.approx(4 * 10)
     by_rank = build_schedule(plan).by_rank
-    assert last_parts(by_rank[0], plan, buckets, 0) == last_parts(by_rank[1], plan, buckets, 1)
+    assert last_steps(by_rank[0], plan, buckets, 0) == last_steps(by_rank[1], plan, buckets, 1)
 
 
 @settings(max_examples=60, deadline=None)

@@ -18,7 +18,7 @@ from support.training.threads_comm import Hub, ThreadComm, in_threads
 from unskew.analytics.core.device_profiles import PROFILES
 from unskew.analytics.core.layout import Layout, Move, Pipeline, to_plan
 from unskew.analytics.core.plan import Plan, PlanError, stage_order_of, validate
-from unskew.analytics.pipeline.gradient_sync import buckets_of, last_parts
+from unskew.analytics.pipeline.gradient_sync import buckets_of, last_steps
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.scheduler.kept import nothing_kept, spread
 from unskew.analytics.scheduler.recovery import recover
@@ -158,15 +158,15 @@ class Job:
             due = spread(plan, kept)
             actions = [one for one in build_schedule(due).by_rank[rank] if kept.executes(one)]
             buckets = buckets_of(plan, self.layer_bytes, self.bucket_bytes, kept.reduced)
-            parts = last_parts(actions, due, buckets, rank)
+            steps = last_steps(actions, due, buckets, rank)
             sums = GradientSums(
                 plan, layers, kept, comm, buckets, device=device, progress=progress, label=label, before_last=lambda: None,
-                open_layers=[layer for of in parts.values() for part in of for layer in part.closes],
+                open_layers=[layer for of in steps.values() for step in of for layer in step.closes],
             )  # fmt: skip
             executor = Executor(
                 plan=due, actions=actions, kept=kept, layers=layers, batch=self.batch, comm=comm, device=device,
                 progress=progress, label=label, dtype=self.dtype, shapes=self.options.given_on, before=lambda _: None,
-                links=Links(self.options, rank, device), executed=ExecutedWork(), parts=parts, closed=sums.close,
+                links=Links(self.options, rank, device), executed=ExecutedWork(), steps=steps, closed=sums.close,
             )  # fmt: skip
             try:
                 executor.run()
