@@ -14,10 +14,12 @@ import msgspec
 from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.collector.events import DetectorMethod, DeviceKind, Fault, Mode
+from unskew.runtime.size import ModelSize
 
 AskedDevice = Literal["auto", "real", "gpu", "sleep", "virtual"]
 DType = Literal["float32", "float64"]
 Sends = Literal["overlapped", "blocking"]
+Ends = Literal["joined", "apart"]
 Recovery = Literal["in-step", "redo", "ft-hsdp"]
 WhenStuck = Literal["stop", "wait"]
 MOST_RANKS = 1_024
@@ -76,6 +78,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     layers: Annotated[int, Parameter(help="Layers of the model.", panel=MATHS, least=1, most=10_000)] = 16
     dim: Annotated[int, Parameter(help="Width of the model.", panel=MATHS, least=8, most=65_536)] = 32
     heads: Annotated[int, Parameter(help="Attention heads.", panel=MATHS, least=1, most=1_024)] = 2
+    ends: Annotated[
+        Ends,
+        Parameter(
+            help="Embedding and output head belong to the first and the last layer (joined), or are layers of their own that "
+            "plans place (apart).",
+            panel=MATHS,
+        ),
+    ] = "joined"
     tokens: Annotated[int, Parameter(help="Most tokens of a micro-batch.", panel=MATHS, least=16, most=1_048_576)] = 256
     micro_batches: Annotated[int, Parameter(help="Micro-batches of an iteration.", panel=MATHS, least=1, most=65_536)] = 16
     iterations: Annotated[int, Parameter(help="Iterations to train.", panel=MATHS, least=1, most=10_000_000)] = 150
@@ -201,6 +211,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.resume.iterations if self.resume is not None else 0
 
     @property
+    def n_layers(self) -> int:
+        """Those that plans place."""
+        return self.layers + 2 * (self.ends == "apart")
+
+    @property
+    def size(self) -> ModelSize:
+        """Of our own model."""
+        return ModelSize(n_layers=self.n_layers, dim=self.dim, heads=self.heads, ends_apart=self.ends == "apart")
+
+    @property
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
 
@@ -224,32 +244,33 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def given_on(self) -> tuple[tuple[int, ...], ...]:
         """Of what each layer gives to the next, the shape for every token."""
-        return self.shapes or ((self.dim,),) * self.layers
+        return self.shapes or ((self.dim,),) * self.n_layers
 
     def first_plan(self) -> Plan:
         """The plan the run starts with. Raises `PlanError` for an impossible layout."""
         from unskew.analytics.core.layout import uniform_plan  # noqa: PLC0415 - numpy, which most commands start without
 
+        weights = self.layer_weights or self.size.layer_weights
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
             from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (0.3 s)
 
             return searched_plan(
                 pp=self.pp,
                 dp=self.dp,
-                n_layers=self.layers,
+                n_layers=self.n_layers,
                 micro_batches=self.micro_batches,
                 cost=profile(profiles_of(self.profile, self.ranks)[0]),
                 tokens=self.tokens,
-                layer_weights=self.layer_weights,
+                layer_weights=weights,
             )
         return uniform_plan(
             tp=self.tp,
             pp=self.pp,
             dp=self.dp,
-            n_layers=self.layers,
+            n_layers=self.n_layers,
             micro_batches=self.micro_batches,
             schedule=self.schedule,
-            layer_weights=self.layer_weights,
+            layer_weights=weights,
         )
 
 
@@ -277,6 +298,8 @@ def check(options: RunOptions) -> None:
         raise OptionsError(
             f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
         )
+    if options.ends == "apart" and options.model is not None:
+        raise OptionsError("--ends apart is not for --model, whose layers are those that it gives")
     _check_tensor_parallel(options)
     _check_policy(options)
     if options.recovery == "ft-hsdp" and options.schedule == "searched":

@@ -108,11 +108,11 @@ def _closing(parts: Sequence[Action], ending: ChunkKind, closed: set[int]) -> tu
 
 def _before_the_end(actions: Sequence[Action]) -> int:
     """How many actions come before those that no other rank waits for and that wait for none: the last W, and the first stage's
-    last B."""
+    last B where it comes before all of them also by its layers, for it waits for its input."""
     number = len(actions)
     while number and actions[number - 1].kind == "W":
         number -= 1
-    return number - (number > 0 and actions[number - 1].kind == "B" and actions[number - 1].hop == 0)
+    return number - (number > 0 and actions[number - 1].kind == "B" and not any(action.hop for action in actions[number - 1 :]))
 
 
 def _layers(action: Action) -> range:

@@ -29,8 +29,8 @@ from unskew.benchmarks.report import Figure, figure, median_ms
 from unskew.benchmarks.runs import EIGHT_RANKS, Bench
 from unskew.collector.events import IterationJudged
 from unskew.runtime.model.model import Layer, build_layer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.device import ChunkOf, RealDevice
+from unskew.runtime.size import ModelSize
 
 FILES = {"ST": "ops-ST.parquet", "SE": "ops-SE-windows12.parquet"}
 ABSENT = "data set bytedance-straggler is absent: set UNSKEW_DATASETS"

@@ -19,8 +19,8 @@ from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.workload import work_of
 from unskew.benchmarks.loop.overhead import instrumented_chunk_us
 from unskew.runtime.model.model import build_layer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, CudaDevice
+from unskew.runtime.size import ModelSize
 
 SIZE = ModelSize(n_layers=4, dim=2048, heads=16)
 MIDDLE = (1, 2)

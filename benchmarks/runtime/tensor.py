@@ -28,11 +28,11 @@ from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Layer, build_layer
-from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import cross_entropy
 from unskew.runtime.rank.comm import Comm, Team
 from unskew.runtime.rank.migrate import settle_in
 from unskew.runtime.rank.progress import RankProgress
+from unskew.runtime.size import VOCABULARY, ModelSize
 
 FORK = multiprocessing.get_context("fork")
 SMALL = ModelSize(n_layers=4, dim=512, heads=8)

@@ -226,7 +226,7 @@ class Session:
             tail=tail,
             inbox=Inbox(self._store, self.run_id),
             membership=membership,
-            checkpoints=CheckpointKeeper(self._store, self.run_id, options.layers, before=options.resume),
+            checkpoints=CheckpointKeeper(self._store, self.run_id, options.n_layers, before=options.resume),
             state=state,
             rank_spec=lambda rank: self._rank_spec(rank, node, placement, membership.folder),
             node=node,

@@ -15,7 +15,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader
 from unskew.runtime.options import OptionsError, ResumePoint, RunOptions
 
-KEPT = ("layers", "dim", "heads", "tokens", "micro_batches", "seed", "dtype", "corpus", "model", "data")
+KEPT = ("layers", "dim", "heads", "ends", "tokens", "micro_batches", "seed", "dtype", "corpus", "model", "data")
 """What determines the losses: weights, batches and their order."""
 
 

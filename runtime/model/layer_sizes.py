@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from unskew.analytics.core.cost import GradientSync
 from unskew.analytics.pipeline.memory import LayerMemory
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 
 _ID_BYTES = 8
@@ -22,7 +21,7 @@ def element_bytes(options: RunOptions) -> int:
 def parameters_of(options: RunOptions) -> Sequence[int]:
     """How many each layer has."""
     if options.model is None:
-        return [_size(options).parameters(layer) for layer in range(options.layers)]
+        return [options.size.parameters(layer) for layer in range(options.n_layers)]
     from unskew.runtime.model.own_model import own_model  # noqa: PLC0415 - torch
 
     model = own_model(options.model, options.seed)
@@ -41,7 +40,7 @@ def memory_of(options: RunOptions) -> LayerMemory:
     """What ranks keep of layers; what somebody's own keep for their backward pass was measured."""
     each = element_bytes(options)
     cut = options.kept_cut or (0,) * len(options.kept)
-    kept = [*zip(options.kept, cut, strict=True)] or [_size(options).activations(layer) for layer in range(options.layers)]
+    kept = [*zip(options.kept, cut, strict=True)] or [options.size.activations(layer) for layer in range(options.n_layers)]
     return LayerMemory(
         gradient_bytes=tuple(each * count for count in parameters_of(options)),
         token_bytes=tuple(float(each * whole) for whole, _ in kept),
@@ -49,7 +48,3 @@ def memory_of(options: RunOptions) -> LayerMemory:
         given_bytes=(float(_ID_BYTES), *(float(each * math.prod(shape)) for shape in options.given_on[:-1])),
         bucket_bytes=options.bucket_bytes,
     )
-
-
-def _size(options: RunOptions) -> ModelSize:
-    return ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)

@@ -12,7 +12,7 @@ from unskew.analytics.shards.parts import Part, Piece
 from unskew.runtime.model.cuts import UNCUT
 from unskew.runtime.model.model import Layer, build_layer, cut_of
 from unskew.runtime.model.own_model import OwnLayer, OwnModel
-from unskew.runtime.model.size import ModelSize
+from unskew.runtime.size import ModelSize
 
 
 class HeldLayer:

@@ -1,8 +1,9 @@
 """A byte-level Llama: RMSNorm, rotary positions, SwiGLU, causal attention within each packed document.
 
 A `Layer` is the unit that plans move: one transformer block, with the embedding in front of layer 0 and the final norm and
-output head behind the last. A layer's initial weights depend on (seed, layer) alone, never on the plan. A rank may have a part
-of it (tensor parallelism): whole attention heads, columns of the feed-forward network, tokens of the vocabulary.
+output head behind the last, or these two by themselves. A layer's initial weights depend on (seed, layer) alone, never on the
+plan. A rank may have a part of it (tensor parallelism): whole attention heads, columns of the feed-forward network, tokens of
+the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
-from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import Shard, cross_entropy, entered, looked_up, summed
+from unskew.runtime.size import VOCABULARY, ModelSize
 
 Deferred = list[tuple[nn.Parameter, Tensor, Tensor]]
 """What the gradients of weights still need: (weight, the layer's input, the gradient of its output), per linear layer."""
@@ -70,7 +71,8 @@ def weight_gradients(deferred: Deferred) -> None:
 
 
 class Layer(nn.Module):
-    """One block. Input: byte values [tokens] for layer 0, else hidden states [tokens, dim]; output: hidden states or logits.
+    """One block, or what comes before or behind all of them. Input: byte values [tokens] for layer 0, else hidden states
+    [tokens, dim]; output: hidden states or logits.
 
     `part`: this rank has these heads, columns and tokens of the vocabulary alone; then `forward` needs the group that has the
     others, and the logits are those of its own tokens.
@@ -82,13 +84,15 @@ class Layer(nn.Module):
         self.heads, ffn, tokens = (len(units_of(part, whole)) for whole in (size.heads, size.ffn, VOCABULARY))
         self.vocabulary = units_of(part, VOCABULARY)
         self.embedding = nn.Embedding(tokens, size.dim) if layer == 0 else None
-        self.attention_norm = nn.Parameter(torch.ones(size.dim))
-        self.qkv = Linear(size.dim, 3 * self.heads * self.width, bias=False)
-        self.out = Linear(self.heads * self.width, size.dim, bias=False)
-        self.ffn_norm = nn.Parameter(torch.ones(size.dim))
-        self.gate_up = Linear(size.dim, 2 * ffn, bias=False)
-        self.down = Linear(ffn, size.dim, bias=False)
-        last = layer == size.n_layers - 1
+        self.has_block = size.has_block(layer)
+        if self.has_block:
+            self.attention_norm = nn.Parameter(torch.ones(size.dim))
+            self.qkv = Linear(size.dim, 3 * self.heads * self.width, bias=False)
+            self.out = Linear(self.heads * self.width, size.dim, bias=False)
+            self.ffn_norm = nn.Parameter(torch.ones(size.dim))
+            self.gate_up = Linear(size.dim, 2 * ffn, bias=False)
+            self.down = Linear(ffn, size.dim, bias=False)
+        last = size.has_head(layer)
         self.final_norm = nn.Parameter(torch.ones(size.dim)) if last else None
         self.head = Linear(size.dim, tokens, bias=False) if last else None
 
@@ -99,10 +103,11 @@ class Layer(nn.Module):
         what it adds to this list. `shard`: this rank's place in the group that has the whole layer, where it has a part."""
         if self.embedding is not None:
             x = self.embedding(x) if shard is None else looked_up(x, self.embedding.weight, self.vocabulary, shard)
-        attended = self._attend(entered(_rms_norm(x, self.attention_norm), shard), lengths, deferred)
-        x = x + summed(self.out(attended, deferred), shard)
-        gate, up = self.gate_up(entered(_rms_norm(x, self.ffn_norm), shard), deferred).chunk(2, dim=-1)
-        x = x + summed(self.down(functional.silu(gate) * up, deferred), shard)
+        if self.has_block:
+            attended = self._attend(entered(_rms_norm(x, self.attention_norm), shard), lengths, deferred)
+            x = x + summed(self.out(attended, deferred), shard)
+            gate, up = self.gate_up(entered(_rms_norm(x, self.ffn_norm), shard), deferred).chunk(2, dim=-1)
+            x = x + summed(self.down(functional.silu(gate) * up, deferred), shard)
         if self.head is None or self.final_norm is None:
             return x
         logits: Tensor = self.head(entered(_rms_norm(x, self.final_norm), shard), deferred)

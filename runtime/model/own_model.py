@@ -40,10 +40,10 @@ from unskew.runtime.model.own_shards import (
     named_shards,
     take_part,
 )
-from unskew.runtime.model.size import VOCABULARY, ModelSize
 from unskew.runtime.model.tensor_parallel import Shard, cross_entropy
 from unskew.runtime.options import RunOptions
 from unskew.runtime.own import OwnError, function_of
+from unskew.runtime.size import VOCABULARY, ModelSize
 
 
 class OwnLayer(nn.Module):
@@ -267,7 +267,7 @@ def model_of(options: RunOptions) -> ModelSize | OwnModel:
     """What the run trains. Raises `OwnError`."""
     if options.model is not None:
         return own_model(options.model, options.seed)
-    return ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    return options.size
 
 
 def measured(options: RunOptions) -> RunOptions:

@@ -174,7 +174,7 @@ class Agent:
             self._wait_s = options.controller_wait
             if one.joins is None:  # the first of the run: of the lock that is held from then on nobody need ask
                 announce(store, one.run, self._folder)
-                self._checkpoints = CheckpointKeeper(store, one.run, options.layers, before=options.resume)
+                self._checkpoints = CheckpointKeeper(store, one.run, options.n_layers, before=options.resume)
             self._zygote.send(message)
         elif isinstance(message, PlanRecord) and message.plan.plan_version > self._newest_plan:
             self._newest_plan = message.plan.plan_version

@@ -10,7 +10,7 @@ from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
 from unskew.benchmarks.runtime import tensor
 from unskew.collector.paths import Store
-from unskew.runtime.model.size import ModelSize
+from unskew.runtime.size import ModelSize
 
 pytestmark = [pytest.mark.slow, pytest.mark.limit(120)]
 

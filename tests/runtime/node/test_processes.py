@@ -171,7 +171,7 @@ import sys
 import unskew.runtime.node.zygote
 import torch
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
+from unskew.runtime.size import ModelSize
 before = set(sys.modules)
 held = HeldLayer(ModelSize(n_layers=3, dim=8, heads=1), 1, seed=0, dtype=torch.float32, device=torch.device("cpu"))
 out = held.module(torch.randn(4, 8, requires_grad=True), [4])

@@ -13,9 +13,9 @@ from unskew.analytics.shards.parts import Part
 from unskew.collector.files.checkpoints import CheckpointIndex, checkpoint_at, part_name, seal
 from unskew.collector.paths import Store
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, UnreadableCheckpoint, restore
+from unskew.runtime.size import ModelSize
 
 # As in a rank (checkpoint.py): no process group is there, by intent.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -30,15 +30,16 @@ from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layer_sizes import memory_of
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 from unskew.runtime.rank.device import RealDevice
 from unskew.runtime.rank.executor import ExecutedWork, Executor
 from unskew.runtime.rank.migrate import settle_in
 from unskew.runtime.rank.progress import RankProgress
+from unskew.runtime.size import ModelSize
 
 pytestmark = pytest.mark.limit(60)
 SIZE = ModelSize(n_layers=4, dim=32, heads=4)
+APART = ModelSize(n_layers=6, dim=32, heads=4, ends_apart=True)
 TOKENS, CPU = 64, torch.device("cpu")
 SHARED = 50 * TOKENS
 """Bytes of ids, rotary tables and the loss's largest logits, which are not counted."""
@@ -100,6 +101,18 @@ def test_activations_of_a_rank_are_as_predicted(schedule: str, tp: int, pp: int,
             assert measured[rank] == pytest.approx(predicted[rank], rel=0.01, abs=SHARED if recompute else None)
     if recompute:
         assert measured[0] < 0.6 * peak_bytes(whole, memory(activations=True), TOKENS)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [[3, 3], [1, 5], [5, 1]])
+def test_activations_of_ends_that_are_layers_of_their_own_are_as_predicted(layers: list[int]) -> None:
+    """Also where one is all that a rank has: of the embedding ids alone, which are not counted."""
+    plan = plan_from_partition(
+        plan_version=0, n_layers=6, schedule="1f1b", members=[[0, 1]], layers=[layers], micro_batches=[8]
+    )
+    predicted, measured = peak_bytes(plan, memory(activations=True, size=APART), TOKENS), executed(plan, APART)
+    for rank in plan.ranks:
+        assert measured[rank] == pytest.approx(predicted[rank], rel=0.01, abs=SHARED)
 
 
 def test_a_layer_takes_four_times_its_gradients_beside_its_activations() -> None:
@@ -259,21 +272,21 @@ def recomputing(issued: PlanIssued) -> set[int]:
     return {role.rank for role in Plan.from_data(issued.plan).roles if role.recompute}
 
 
-def memory(*, activations: bool) -> LayerMemory:
+def memory(*, activations: bool, size: ModelSize = SIZE) -> LayerMemory:
     """Of activations alone, or of all."""
-    kept = [SIZE.activations(layer) for layer in range(SIZE.n_layers)]
+    kept = [size.activations(layer) for layer in range(size.n_layers)]
     return LayerMemory(
-        gradient_bytes=tuple(0 if activations else 4 * SIZE.parameters(layer) for layer in range(SIZE.n_layers)),
+        gradient_bytes=tuple(0 if activations else 4 * size.parameters(layer) for layer in range(size.n_layers)),
         token_bytes=tuple(4.0 * whole for whole, _ in kept),
         cut_token_bytes=tuple(4.0 * cut for _, cut in kept),
         bucket_bytes=2**30,
-        given_bytes=(8.0, *(4.0 * SIZE.dim,) * (SIZE.n_layers - 1)),
+        given_bytes=(8.0, *(4.0 * size.dim,) * (size.n_layers - 1)),
     )
 
 
-def executed(plan: Plan) -> dict[int, int]:
+def executed(plan: Plan, size: ModelSize = SIZE) -> dict[int, int]:
     """Rank -> the most bytes of activations that it had."""
-    hub, options = Hub(), RunOptions(micro_batches=8, tokens=TOKENS, layers=4, dim=SIZE.dim, heads=SIZE.heads)
+    hub, options = Hub(), RunOptions(micro_batches=8, tokens=TOKENS, layers=size.n_layers, dim=size.dim, heads=size.heads)
     batch = Batch(Corpus([bytes(range(65))] * 16), options, 0)
     assert {batch.tokens(number) for number in range(8)} == {TOKENS}
     most: dict[int, int] = {}
@@ -281,7 +294,7 @@ def executed(plan: Plan) -> dict[int, int]:
 
     def live(rank: int) -> None:
         role, device = plan.role_of[rank], RealDevice([])
-        layers = {n: HeldLayer(SIZE, n, seed=0, dtype=torch.float32, device=CPU, part=role.part) for n in role.layers}
+        layers = {n: HeldLayer(size, n, seed=0, dtype=torch.float32, device=CPU, part=role.part) for n in role.layers}
         beside = {p.untyped_storage().data_ptr() for layer in layers.values() for p in layer.parameters}
         counted = LiveBytes(beside)
         counted.executor = executor = Executor(

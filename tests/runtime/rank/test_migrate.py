@@ -15,10 +15,10 @@ from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import Plan, Role
 from unskew.analytics.shards.parts import Part
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.rank.comm import Comm
 from unskew.runtime.rank.commit import CommitStanding, HeldCopy, RankState, decoded
 from unskew.runtime.rank.migrate import LayersLost, execute_moves, plan_moves
+from unskew.runtime.size import ModelSize
 
 N_LAYERS = 6
 _SPLITS = st.lists(st.integers(1, N_LAYERS - 1), max_size=2, unique=True).map(

@@ -20,11 +20,11 @@ from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.node.checkpoints import CheckpointParts
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore
 from unskew.runtime.rank.migrate import Holdings, settle_in
+from unskew.runtime.size import ModelSize
 
 pytestmark = pytest.mark.limit(120)
 TP = msgspec.structs.replace(SMALL, tp=2, dp=1, heads=4, layers=2, micro_batches=2, iterations=4)

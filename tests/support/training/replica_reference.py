@@ -13,7 +13,6 @@ from unskew.collector.events import Event, QuorumFormed, ReplicaStep
 from unskew.runtime.corpus import load_corpus
 from unskew.runtime.model.batch import Batch, drawn
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.model.size import ModelSize
 from unskew.runtime.options import RunOptions
 
 Contributions = Mapping[int, Mapping[int, int]]
@@ -51,9 +50,9 @@ def expected_losses(options: RunOptions, contributed: Contributions) -> list[flo
     """Of each iteration, by a model that knows no ranks: one sum over the micro-batches of who contributed, one update."""
     torch.set_num_threads(1)
     corpus, shares = load_corpus(options.corpus, options.tokens), micro_batches_of(options.first_plan())
-    size = ModelSize(n_layers=options.layers, dim=options.dim, heads=options.heads)
+    size = options.size
     dtype, cpu = getattr(torch, options.dtype), torch.device("cpu")
-    layers = [HeldLayer(size, number, seed=options.seed, dtype=dtype, device=cpu) for number in range(options.layers)]
+    layers = [HeldLayer(size, number, seed=options.seed, dtype=dtype, device=cpu) for number in range(size.n_layers)]
     losses = []
     for iteration in range(len(contributed)):
         documents = [

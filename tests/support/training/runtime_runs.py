@@ -24,8 +24,8 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.runtime.control.launch import Session
 from unskew.runtime.control.summary import Summary
-from unskew.runtime.model.size import VOCABULARY
 from unskew.runtime.options import RunOptions
+from unskew.runtime.size import VOCABULARY
 
 SMALL = RunOptions(
     device="virtual", pp=2, dp=2, layers=4, micro_batches=4, dim=16, heads=1, tokens=64, iterations=12, dtype="float64",
@@ -132,7 +132,7 @@ def assert_exact(run: Run, undisturbed: list[float], survivors: set[int]) -> Non
     assert run.sql("select * from executed($run) where times != 1") == []
     (cells,) = run.sql("select count(*) as n from executed($run)")
     kinds = len(chunk_kinds(run.options.schedule))
-    assert cells["n"] == kinds * run.options.layers * run.options.micro_batches * run.options.iterations
+    assert cells["n"] == kinds * run.options.n_layers * run.options.micro_batches * run.options.iterations
     commits = [(event.iteration, event.rank) for event in run.of(IterationCommitted)]
     assert len(commits) == len(set(commits))
     counts = run.summary.events
