@@ -16,7 +16,8 @@ from unskew.benchmarks.runs import Bench
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, FaultInjected, Heartbeat, Suspected
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
-from unskew.runtime.options import RunOptions, cores
+from unskew.runtime.options import RunOptions
+from unskew.runtime.placement import cores
 
 BUSY = RunOptions(device="real", pp=4, dp=4, layers=8, micro_batches=16, dim=64, heads=2, tokens=256, iterations=30, respawns=0)
 """Real maths on every rank: most are ready to run and have no core most of the time."""

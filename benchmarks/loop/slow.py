@@ -23,7 +23,8 @@ from unskew.collector.events import (
     PredictorFitted,
     Verdict,
 )
-from unskew.runtime.options import RunOptions, cores
+from unskew.runtime.options import RunOptions
+from unskew.runtime.placement import cores
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep")
 AT = 14

@@ -43,8 +43,9 @@ from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.corpus import CorpusError
 from unskew.runtime.model.layer_sizes import element_bytes, memory_of, parameters_of, sync_of
 from unskew.runtime.node.checkpoints import CheckpointKeeper
-from unskew.runtime.options import OptionsError, Placement, RunOptions, check, cores, place
+from unskew.runtime.options import OptionsError, RunOptions, check
 from unskew.runtime.own import OwnError
+from unskew.runtime.placement import Placement, cores, place
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
 
 _PREPARE_S = 120.0

@@ -18,11 +18,10 @@ from functools import partial
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
-from unskew.runtime.model.model import Deferred, input_gradient_only, units_of
+from unskew.runtime.model.model import Deferred, product, units_of
 from unskew.runtime.model.tensor_parallel import Shard, entered, looked_up, summed
 from unskew.runtime.own import OwnError
 
@@ -79,7 +78,7 @@ class CutLinear(nn.Linear):
             return super().forward(x)
         if passing is not None and isinstance(self.sharding, ColumnCut | VocabularyCut):
             x = passing.entered(x)
-        y = functional.linear(x, self.weight) if self.deferred is None else input_gradient_only(x, self.weight, self.deferred)
+        y = product(x, self.weight, self.deferred)
         if passing is not None and isinstance(self.sharding, RowCut):
             y = summed(y, passing.shard)
         return y if self.bias is None else y + self.bias

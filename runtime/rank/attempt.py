@@ -45,7 +45,7 @@ class AttemptMeans:
         self.options, self.rank, self.device, self.progress = options, rank, device, progress
         self.recorder, self.injector, self.layer_bytes = recorder, injector, layer_bytes
         self.links = Links(options, rank, device)
-        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.dtype: torch.dtype = getattr(torch, options.stored)
 
     def of(self, plan: Plan, kept: KeptGradients, layers: Mapping[int, HeldLayer]) -> RankAttempt:
         """The next one, by a plan and with what is kept of the one before."""
@@ -74,6 +74,7 @@ class RankAttempt(msgspec.Struct, frozen=True):
         executor = Executor(
             plan=plan, actions=actions, kept=self.kept, layers=self.layers, batch=batch, comm=comm, device=means.device,
             progress=means.progress, label=means.recorder.span, dtype=means.dtype, shapes=means.options.given_on,
+            computes=getattr(torch, means.options.dtype),
             before=lambda index: means.injector.before_action(batch.iteration, index, kinds), links=means.links,
             executed=executed, steps=steps, closed=sums.close,
         )  # fmt: skip

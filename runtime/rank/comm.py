@@ -288,8 +288,8 @@ class Team:
         self.blocked_ns, self.priced_us = 0, 0.0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of all members' tensors, in place. Raises `PeerLost`."""
-        flat = tensor.to("cpu")
+        """The sum of all members' tensors, in place; of rounded ones the sum is not. Raises `PeerLost`."""
+        flat = tensor.to("cpu", torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype)
         self.priced_us += self._price(steps_of_sum(len(self.ranks)), flat.nbytes / len(self.ranks))
         with self._waiting():
             self._comm.all_reduce(flat, self.ranks).wait()

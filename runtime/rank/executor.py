@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -86,13 +86,15 @@ class Executor:
         executed: ExecutedWork,
         steps: Mapping[int, Sequence[Step]] = _NO_STEPS,
         closed: Callable[[Sequence[int]], None] = lambda _: None,
+        computes: torch.dtype | None = None,
     ) -> None:
         """`steps`: what is executed in an action's turn, where it is not just that; `closed`: called with the layers to which
-        nothing more is added."""
+        nothing more is added; `computes`: the format of products, None = that of everything else, `dtype`."""
         self._plan, self._actions, self._kept, self._layers, self._batch = plan, actions, kept, layers, batch
         self._comm, self._device, self._progress, self._label, self._before = comm, device, progress, label, before
         self._dtype, self._shapes, self._links = dtype, shapes, links
         self._steps, self._closed = steps, closed
+        self._computes = computes if computes != dtype else None
         self._parts: dict[ActionKey, list[Action]] = {}
         for step in (step for turn in steps.values() for step in turn):
             self._parts.setdefault(step.action.key, []).append(step.action)
@@ -177,7 +179,8 @@ class Executor:
         """What a layer gives, the last one the loss."""
         module, deferred = self._layers[layer].module, self._deferred.get((micro_batch, hop), {})
         left = deferred[max(first for first in deferred if first <= layer)] if deferred else None
-        y: Tensor = module(x, self._batch.lengths[micro_batch], left, self._team)
+        with nullcontext() if self._computes is None else torch.autocast(x.device.type, self._computes):
+            y: Tensor = module(x, self._batch.lengths[micro_batch], left, self._team).to(self._dtype)
         if layer == self._plan.n_layers - 1:
             targets = self._batch.targets(micro_batch, self._device.torch_device)
             y = module.loss(y, targets, self._team) / self._batch.target_tokens

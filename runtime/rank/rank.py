@@ -99,7 +99,7 @@ class Rank:
         self.injector = Injector(due, rank_spec.rank, options.seed, self._announce)
         self.recorder = Recorder(spool, self.device, rank_spec)
         self.size = model_of(options)
-        self.dtype: torch.dtype = getattr(torch, options.dtype)
+        self.dtype: torch.dtype = getattr(torch, options.stored)
         layer_bytes = [self.dtype.itemsize * self.size.parameters(number) for number in range(self.size.n_layers)]
         self.attempts = AttemptMeans(
             options, rank_spec.rank, device=self.device, progress=progress, recorder=self.recorder, injector=self.injector,

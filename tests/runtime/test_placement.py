@@ -9,7 +9,8 @@ import torch
 
 from unskew.analytics.detector.options import SHARED_MACHINE, options_for
 from unskew.runtime.node.gpus import NodeGpus, node_gpus
-from unskew.runtime.options import OptionsError, RunOptions, check, place
+from unskew.runtime.options import OptionsError, RunOptions, check
+from unskew.runtime.placement import place
 
 H100 = ("H100", 80 * 2**30)
 
