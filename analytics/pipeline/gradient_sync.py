@@ -50,7 +50,7 @@ class Bucket(msgspec.Struct, frozen=True, dict=True):
         return tuple(sorted({piece.layer for piece in self.pieces}))
 
 
-class Step(msgspec.Struct, frozen=True, gc=False):
+class ActionStep(msgspec.Struct, frozen=True, gc=False):
     """An action, or a part of it: an action of these layers alone. `closes`: those of them to which this rank adds nothing
     more."""
 
@@ -79,7 +79,9 @@ def buckets_of(
     return tuple(sorted(found, key=lambda bucket: (-bucket.layers[0], bucket.ranks)))
 
 
-def last_steps(actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket], rank: int) -> dict[int, tuple[Step, ...]]:
+def last_steps(
+    actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket], rank: int
+) -> dict[int, tuple[ActionStep, ...]]:
     """Number of one of a rank's `actions` -> what is executed in its turn, where that is not just the action: in parts, or,
     where some are executed together at the end, all of these for the first and nothing for the others."""
     members = plan.team_of.get(rank, (rank,))
@@ -87,7 +89,7 @@ def last_steps(actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket],
     ending: ChunkKind = "W" if any(action.kind == "W" for action in actions) else "B"
     alone = _before_the_end(actions) if ending == "W" else len(actions)
     closed: set[int] = set()
-    found: dict[int, tuple[Step, ...]] = dict.fromkeys(range(alone + 1, len(actions)), ())
+    found: dict[int, tuple[ActionStep, ...]] = dict.fromkeys(range(alone + 1, len(actions)), ())
     for number in range(min(alone, len(actions) - 1), -1, -1):
         turn = actions[alone:] if number == alone else actions[number : number + 1]
         if any(action.kind == ending and not closed.issuperset(_layers(action)) for action in turn):
@@ -96,13 +98,13 @@ def last_steps(actions: Sequence[Action], plan: Plan, buckets: Iterable[Bucket],
     return found
 
 
-def _closing(parts: Sequence[Action], ending: ChunkKind, closed: set[int]) -> tuple[Step, ...]:
+def _closing(parts: Sequence[Action], ending: ChunkKind, closed: set[int]) -> tuple[ActionStep, ...]:
     """The parts, and which layers each closes that is not `closed` later; these are then."""
     steps = []
     for part in reversed(parts):
         closes = tuple(layer for layer in _layers(part) if part.kind == ending and layer not in closed)
         closed.update(closes)
-        steps.append(Step(part, closes))
+        steps.append(ActionStep(part, closes))
     return tuple(reversed(steps))
 
 

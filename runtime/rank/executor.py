@@ -27,7 +27,7 @@ from torch.nn import functional
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action, ActionKey
-from unskew.analytics.pipeline.gradient_sync import Step
+from unskew.analytics.pipeline.gradient_sync import ActionStep
 from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
 from unskew.analytics.shards.parts import size_of
@@ -44,7 +44,7 @@ from unskew.runtime.rank.progress import RankProgress
 _LOOK_AHEAD = 2
 _NOTHING = torch.empty(0)
 _Key = tuple[str, int, int]
-_NO_STEPS: Mapping[int, Sequence[Step]] = {}
+_NO_STEPS: Mapping[int, Sequence[ActionStep]] = {}
 
 
 class ExecutedChunk(msgspec.Struct, gc=False):
@@ -84,7 +84,7 @@ class Executor:
         before: Callable[[int], None],
         links: Links,
         executed: ExecutedWork,
-        steps: Mapping[int, Sequence[Step]] = _NO_STEPS,
+        steps: Mapping[int, Sequence[ActionStep]] = _NO_STEPS,
         closed: Callable[[Sequence[int]], None] = lambda _: None,
         computes: torch.dtype | None = None,
     ) -> None:
@@ -121,7 +121,7 @@ class Executor:
             self._before(index)
             for coming in self._actions[index : index + 1 + _LOOK_AHEAD]:
                 self._post(coming)
-            for step in self._steps.get(index, (Step(action),)):
+            for step in self._steps.get(index, (ActionStep(action),)):
                 execute[step.action.kind](step.action)
                 self._closed(step.closes)
         with self._progress.waiting("send"):

@@ -32,7 +32,7 @@ from unskew.commands.train.run import default_faults
 from unskew.runtime.options import RunOptions
 
 OPTIONS_OF_RUN = {
-    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--tokens", "--micro-batches", "--iterations", "--seed",
+    "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--ends", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
     "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",

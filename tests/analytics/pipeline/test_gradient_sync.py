@@ -16,7 +16,7 @@ from unskew.analytics.core.plan import PASSES, Plan, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.loop.by_policy.view import job_of
 from unskew.analytics.pipeline.actions import Action
-from unskew.analytics.pipeline.gradient_sync import Bucket, Step, bucket_us, buckets_of, last_steps, through
+from unskew.analytics.pipeline.gradient_sync import ActionStep, Bucket, bucket_us, buckets_of, last_steps, through
 from unskew.analytics.pipeline.prediction import layer_costs, model_for, predict_iteration, predict_iterations
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.predictor.fit import Fit, TimedIteration, fit_terms
@@ -63,7 +63,7 @@ def test_a_rank_closes_each_layer_once_and_its_parts_are_its_chunks(schedule: st
     buckets = buckets_of(plan, [10] * 8, 10)
     for rank, actions in build_schedule(plan).by_rank.items():
         found = last_steps(actions, plan, buckets, rank)
-        steps = [step for number, action in enumerate(actions) for step in found.get(number, (Step(action),))]
+        steps = [step for number, action in enumerate(actions) for step in found.get(number, (ActionStep(action),))]
         executed = [(*step.action.key, layer) for step in steps for layer in layers_of(step.action)]
         assert sorted(executed) == sorted((*action.key, layer) for action in actions for layer in layers_of(action))
         for kind, *cell in executed:
