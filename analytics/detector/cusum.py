@@ -100,7 +100,7 @@ def raised(least: float, over: Floats, cap: float, iterations: float) -> float:
     bounded, rarity = np.minimum(over, cap), log(iterations)
 
     def too_often(theta: float) -> bool:
-        return float(np.exp(theta * bounded).mean()) > 1
+        return float(np.add.reduce(np.exp(theta * bounded))) / len(bounded) > 1  # the mean, in a third of the time
 
     rare, often = rarity / (MOST_RAISED * least), rarity / least
     if not too_often(often):

@@ -19,7 +19,7 @@ Per iteration, on x = log(time), or log(time over what it should take); of a ran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from math import exp, hypot, log, sqrt
 from statistics import NormalDist
 
@@ -32,7 +32,7 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.bursts import LongIterations
 from unskew.analytics.detector.series.levels import fires_from
 from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, lone_spread, noise_of
-from unskew.analytics.detector.series.ranges import Sample, agreed, within
+from unskew.analytics.detector.series.ranges import Sample, Samples, agreed, within
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -202,8 +202,8 @@ def step(state: JobWideState, sample: Sample, options: JobWideOptions) -> tuple[
         past, sums = (*state.past, sample), CusumSums.fresh((), iteration)
         bursts = msgspec.structs.replace(state.bursts, known=state.bursts.known + 1)
         return msgspec.structs.replace(state, past=past, sums=sums, bursts=bursts), ()
-    noise = _noise(state.past, options)
-    limits = limits_of(state.past, noise, options, state.level)
+    noise = _noise(past := np.array(state.past), options)
+    limits = limits_of(past, noise, options, state.level)
     over = within([sample], noise.middle + state.level)[0] - (noise.middle + state.level)
     sums = state.sums.advance(iteration, over, over, limits)
     side = sums.down if slow and sums.down.total > sums.up.total else sums.up
@@ -232,7 +232,7 @@ def set_aside(state: JobWideState, since: int, why: str, options: JobWideOptions
     return msgspec.structs.replace(state, since=None, level=0.0, crept=False), (closed,)
 
 
-def limits_of(past: Sequence[Sample], noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
+def limits_of(past: Samples, noise: SeriesNoise, options: JobWideOptions, level: float = 0.0) -> CusumLimits:
     """The test's constants at this noise and past; within an episode of `level`, what is nearer to a healthy job than to it
     ends it."""
     slack = max(log(options.least_slowdown), options.slack_sigmas * noise.sigma)
@@ -246,8 +246,8 @@ def limits_of(past: Sequence[Sample], noise: SeriesNoise, options: JobWideOption
     return msgspec.structs.replace(limits, threshold=np.asarray(raised(least, over, float(limits.cap), iterations)))
 
 
-def _noise(samples: Sequence[Sample], options: JobWideOptions, near: float | None = None) -> SeriesNoise:
-    return noise_of(agreed(samples, near).tolist(), options.sigma_floor)
+def _noise(samples: Samples, options: JobWideOptions, near: float | None = None) -> SeriesNoise:
+    return noise_of(agreed(samples, near), options.sigma_floor)
 
 
 def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNoise, options: JobWideOptions) -> JobWideState:

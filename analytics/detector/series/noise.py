@@ -21,7 +21,7 @@ class SeriesNoise(msgspec.Struct, frozen=True):
     sigma: float
 
 
-def noise_of(values: Sequence[float], floor: float) -> SeriesNoise:
+def noise_of(values: Sequence[float] | Floats, floor: float) -> SeriesNoise:
     """Of a few values or more; robust against just under half of them. Spread by the median distance from the median, at least
     `floor`, times ``sqrt((1 + r) / (1 - r))``: sums of values with lag-1 autocorrelation r vary by so much more.
 

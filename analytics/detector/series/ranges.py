@@ -11,9 +11,11 @@ from unskew.analytics.detector.residuals import Floats
 
 Sample = tuple[int, float, float]
 """An iteration, and the logs of the least and of the most that it may have taken; mostly they are one."""
+Samples = Sequence[Sample] | Floats
+"""Several, also as an array (n, 3), which who asks for more than one thing of them makes once."""
 
 
-def agreed(samples: Sequence[Sample], near: float | None = None) -> Floats:
+def agreed(samples: Samples, near: float | None = None) -> Floats:
     """A value of each sample (n,): within its range the one nearest to what most of all agree on, and of several such values to
     `near`, or to the median of the most that they may be, which leaves the least to explain. Of known values, these.
 
@@ -29,7 +31,7 @@ def agreed(samples: Sequence[Sample], near: float | None = None) -> Floats:
     return np.minimum(np.maximum(least, middle), most)
 
 
-def within(samples: Sequence[Sample], expected: float) -> Floats:
+def within(samples: Samples, expected: float) -> Floats:
     """The value of each sample (n,) that is nearest to what is `expected`.
 
     >>> within([(0, 0.5, 1.3), (1, 0.5, 0.9), (2, 1.2, 1.3)], 1.0).tolist()
@@ -39,6 +41,6 @@ def within(samples: Sequence[Sample], expected: float) -> Floats:
     return np.minimum(np.maximum(least, expected), most)
 
 
-def _ends(samples: Sequence[Sample]) -> tuple[Floats, Floats]:
-    ends: Floats = np.array(samples, dtype=np.float64)
+def _ends(samples: Samples) -> tuple[Floats, Floats]:
+    ends: Floats = np.asarray(samples, dtype=np.float64)
     return ends[:, 1], ends[:, 2]
