@@ -202,8 +202,8 @@ def step(state: JobWideState, sample: Sample, options: JobWideOptions) -> tuple[
         past, sums = (*state.past, sample), CusumSums.fresh((), iteration)
         bursts = msgspec.structs.replace(state.bursts, known=state.bursts.known + 1)
         return msgspec.structs.replace(state, past=past, sums=sums, bursts=bursts), ()
-    noise = _noise(past := np.array(state.past), options)
-    limits = limits_of(past, noise, options, state.level)
+    noise = _noise(known := np.array(state.past), options)
+    limits = limits_of(known, noise, options, state.level)
     over = within([sample], noise.middle + state.level)[0] - (noise.middle + state.level)
     sums = state.sums.advance(iteration, over, over, limits)
     side = sums.down if slow and sums.down.total > sums.up.total else sums.up
