@@ -95,32 +95,34 @@ def outcome_of(
     sights: Sequence[Sight],
     *,
     failure: str = "",
+    lacks: Sequence[str] = (),
     gaps: Sequence[str] = (),
     dropped: Mapping[str, int] = {},
     unexplained: UnexplainedTime | None = None,
     costs: Sequence[str] = (),
 ) -> Outcome:
-    """The outcome of a run. `failure`: how it ended, where that alone is wrong; `gaps`: what its log lacks for a judgement, a
-    sentence each; `dropped`: type -> events it lacks; `costs`: what time is lost for though nothing is wrong, a sentence each;
-    both are stated whatever the outcome."""
+    """The outcome of a run. `failure`: how it ended, where that alone is wrong; `lacks`: what its log lacks by its own word,
+    `gaps`: what else it lacks for a judgement, a sentence each; `dropped`: type -> events it lacks; `costs`: what time is lost
+    for though nothing is wrong, a sentence each. All but `gaps`, which are a reason of not judging alone, are stated whatever
+    the outcome."""
     decisive, job = closest(sights), [sight for sight in sights if sight.scope == "job"]
     smallest = decisive.smallest_slowdown if decisive.sees else None
     judged = [decisive, *(sight for sight in job if sight != decisive)]
     without_cause = unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE
     stated = [one.removesuffix(".") for one in costs] + ([unexplained.words] if unexplained and without_cause else [])
-    lacking = [dropped_sentence(dropped)] if dropped else []
+    drops = [dropped_sentence(dropped)] if dropped else []
     wrong, failed = [_since_and_until(verdict) for verdict in verdicts], [failure] if failure else []
     if wrong or failed:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         wrong = [*wrong[:1], *more, *failed]
-        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([*wrong, *stated, *lacking]))
+        return Outcome(outcome="wrong", smallest_slowdown=smallest, why="; ".join([*wrong, *stated, *lacks, *drops]))
     bounds = [one.why for one in judged if one.why]
     blind = [blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much
-    if gaps or blind or too_much:
-        why = "; ".join([*gaps, *blind, *stated, *lacking])
+    if lacks or gaps or blind or too_much:
+        why = "; ".join([*lacks, *gaps, *blind, *stated, *drops])
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=why)
-    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *lacking]))
+    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *drops]))
 
 
 def _since_and_until(verdict: Verdict) -> str:
@@ -136,12 +138,12 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     over, found = state.finished, state.diagnosed
     if over is not None and found is not None and _holds(found, over):
         return _diagnosed(found)
-    gaps = [state.log_gap] if state.log_gap else [over.reason] if over is not None and over.status == "incomplete" else []
+    lacks = [state.log_gap] if state.log_gap else [over.reason] if over is not None and over.status == "incomplete" else []
     if state.started is not None and over is None and not controlled:
-        gaps.append(words.NO_END)
+        lacks.append(words.NO_END)
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     named = [judged.verdict for judged in (state.by_urgency if over is None else (*state.by_urgency, *state.ended_verdicts))]
-    now = outcome_of(named, [_live_sight(state)], failure=failure, gaps=gaps, dropped=state.dropped)
+    now = outcome_of(named, [_live_sight(state)], failure=failure, lacks=lacks, dropped=state.dropped)
     if not (ended := len(state.verdicts) - len(named)) or now.outcome != "well":
         return now
     return msgspec.structs.replace(now, why=f"{now.why}; {ended} verdict{'s' * (ended > 1)} before, no longer open")

@@ -135,10 +135,12 @@ def diagnose(log: RunLog) -> Diagnosis:
         sights.append(findings.of_job)
         unexplained = _worse(unexplained, findings.long_ones)
     gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
+    lacks = [log.gap] if log.gap else []
     outcome = outcome_of(
         _urgent_first(log, faults(verdicts)),
         sights,
         failure=log.failure,
+        lacks=lacks,
         gaps=gaps,
         dropped=log.dropped,
         unexplained=unexplained,
@@ -150,10 +152,10 @@ def diagnose(log: RunLog) -> Diagnosis:
         iterations=log.iterations.height,
         verdicts=tuple(with_next_step(verdict, can_be_probed=log.can_be_probed) for verdict in verdicts),
         time_lost_s=lost_s,
-        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *gaps, dropped_sentence(log.dropped)])),
+        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *lacks, *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
-        why="; ".join([outcome.why, *_besides(log, outcome)]),
+        why="; ".join([outcome.why, *([f"looked at {log.sample.what}"] if log.sample else [])]),
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
@@ -182,12 +184,6 @@ def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> floa
 def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:
     """How the run ended and what its log lacks, beside verdicts; else it is the outcome's reason."""
     return [f"what else is wrong: {one}" for one in lacks if one and verdicts]
-
-
-def _besides(log: RunLog, outcome: Outcome) -> list[str]:
-    """What belongs beside the outcome: what the log lacks, which is a reason where nothing is wrong, and what was looked at."""
-    lacking = [log.gap] if log.gap and outcome.outcome == "wrong" else []
-    return [*lacking, *([f"looked at {log.sample.what}"] if log.sample else [])]
 
 
 def _without_replay(of_devices: Sight, of_job: Sight) -> Sight:

@@ -134,7 +134,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
         select run, word as outcome, case when word != 'cannot_be_judged' then smallest_slowdown end as smallest_slowdown,
             case when was_diagnosed then coalesce(nullif(diagnosis, ''), case when word = 'wrong' then first_found end,
                     {_text(OLD_DIAGNOSIS)})
-                when word = 'wrong' then concat_ws('; ', newest, more, failure, lacking)
+                when word = 'wrong' then concat_ws('; ', newest, more, failure, gap, lacking)
                 when word = 'cannot_be_judged' then concat_ws('; ', gap, blindness, lacking)
                 else concat_ws('; ', in_sight, lacking, earlier) end as why, n_verdicts, n_open, waits
         from judged_as"""

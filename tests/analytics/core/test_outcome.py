@@ -218,6 +218,9 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         "two-over": [SEEN, verdict("rank 1 is slow"), CLOSED, verdict("rank 2", 2), OVER_AGAIN],
         "bounded": [msgspec.structs.replace(SEEN, smallest_slowdown=1.155, why="and of links by 20 %")],
         "hardly": [HARDLY, DONE], "hardly-slow": [HARDLY, verdict("rank 1 is slow"), DONE], "no-reason": [BLIND_ALONE, DONE],
+        "failed-unwritten": [SEEN, msgspec.structs.replace(FAILED, unwritten=3)],
+        "slow-unwritten": [SEEN, verdict("rank 1 is slow"), msgspec.structs.replace(DONE, unwritten=3)],
+        "slow-killed": [SEEN, verdict("rank 1 is slow")],
         "failed-without-a-word": [SEEN, msgspec.structs.replace(FAILED, reason="")],
         "incomplete": [SEEN, ev.RunFinished(status="incomplete", iterations=40, committed=40, reason="its end is missing.")],
         "dead": [SEEN, JOINED, LOST, verdict("rank 3 died", 1, "dead", 3)],
@@ -235,13 +238,14 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         "old-wrong": [DONE, msgspec.structs.replace(DIAGNOSED, outcome="", why="", verdicts=({"sentence": "rank 4"},))],
         "old-blind": [DONE, msgspec.structs.replace(DIAGNOSED, outcome="", why="")],
     }  # fmt: skip
+    killed = {"killed", "slow-killed"}
     kinds = {"imported": {"clock": "imported"}, "simulated": {"device": "simulated"}}
     stories |= {f"{kind}-{over}": [DONE] * (over == "over") for kind in kinds for over in ("now", "over")}
 
     def started(run: str) -> ev.RunStarted:
         return msgspec.structs.replace(STARTED, run=run, **kinds.get(run.partition("-")[0], {}))
 
-    held = [hold_controller_lock(store, run) for run in stories if run != "killed"]
+    held = [hold_controller_lock(store, run) for run in stories if run not in killed]
     for run, events in stories.items():
         stream = ControlStream(store, run, f"run/{run}", "controller")
         stream.append(stream.version, [started(run), *events], actor="controller")
@@ -261,5 +265,5 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         state = RunState()
         for at_us, event in enumerate([started(run), *events]):
             state = fold(state, event, at_us)
-        expected = outcome_of_run(state, controlled=run != "killed")
+        expected = outcome_of_run(state, controlled=run not in killed)
         assert Outcome(**{name: rows[run][name] for name in ("outcome", "smallest_slowdown", "why")}) == expected, run
