@@ -29,8 +29,8 @@ MOST_SHOWN = 4
 
 
 def gaps_of(log: RunLog, *, chunks: bool, recordings: Sequence[TraceRecording] = ()) -> list[str]:
-    """What the log lacks, beside what it says itself, for a judgement of the whole run, which goes by its `chunks` or by less; of an imported one also what
-    its `recordings` leave out."""
+    """What the log lacks, beside what it says itself, for a judgement of the whole run, which goes by its `chunks` or by less;
+    of an imported one also what its `recordings` leave out."""
     found = list[str]()
     if log.end == "lost":
         found.append("the run ended without a word of how, and its log does not show why")

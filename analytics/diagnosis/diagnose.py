@@ -21,7 +21,7 @@ from typing import Literal
 
 import msgspec
 
-from unskew.analytics.core.outcome import Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
+from unskew.analytics.core.outcome import LEAST_STATED_SHARE, Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
 from unskew.analytics.core.outcome import seen as would_have_seen
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.job_wide import JobWideOptions
@@ -135,16 +135,15 @@ def diagnose(log: RunLog) -> Diagnosis:
         sights.append(findings.of_job)
         unexplained = _worse(unexplained, findings.long_ones)
     gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
-    lacks = [log.gap] if log.gap else []
     outcome = outcome_of(
         _urgent_first(log, faults(verdicts)),
         sights,
         failure=log.failure,
-        lacks=lacks,
+        lacks=_lacks(log),
         gaps=gaps,
         dropped=log.dropped,
         unexplained=unexplained,
-        costs=[one.sentence for one in verdicts if clears_all(one)],
+        costs=[*(one.sentence for one in verdicts if clears_all(one)), *_without_cores(lost_s, whole_s)],
     )
     return Diagnosis(
         run_id=log.run,
@@ -152,7 +151,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         iterations=log.iterations.height,
         verdicts=tuple(with_next_step(verdict, can_be_probed=log.can_be_probed) for verdict in verdicts),
         time_lost_s=lost_s,
-        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *lacks, *gaps, dropped_sentence(log.dropped)])),
+        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *_lacks(log), *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
         why="; ".join([outcome.why, *([f"looked at {log.sample.what}"] if log.sample else [])]),
@@ -179,6 +178,11 @@ def _urgent_first(log: RunLog, verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> float:
     """Device-seconds of the costliest cause among them."""
     return max((lost_s.get(one.cause, 0.0) for one in verdicts), default=0.0)
+
+
+def _lacks(log: RunLog) -> list[str]:
+    """What the log lacks by its own word."""
+    return [log.gap] if log.gap else []
 
 
 def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:
@@ -289,6 +293,12 @@ def _without_cause(time_lost_s: dict[str, float], whole_s: float) -> list[str]:
         for place, how in WITHOUT_CAUSE.items()
         if time_lost_s.get(place, 0.0) >= LEAST_SHARE * whole_s
     ]
+
+
+def _without_cores(time_lost_s: Mapping[str, float], whole_s: float) -> list[str]:
+    """That ranks had no core, where that may have cost much: what else wants the machine's cores, no log shows."""
+    share = time_lost_s.get("no_core", 0.0) / whole_s if whole_s else 0.0
+    return [f"up to {100 * share:.1f} % of the time was lost as ranks had no core"] if share >= LEAST_STATED_SHARE else []
 
 
 def _missing(log: RunLog, seen: Observability) -> list[str]:

@@ -112,6 +112,25 @@ def test_a_run_that_the_disk_did_not_take_whole_fails_and_is_said_to_be_incomple
     assert lacks[0] in output("store", "check", *store, exit_code=1)
 
 
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(
+    "options", [("--device", "sleep", "--micro-batches", "8", "--iterations", "40"), ("--iterations", "5")]
+)
+def test_a_run_that_is_over_is_called_the_same_by_its_summary_sql_and_diagnosis(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whatever the machine is like: on a busy one the summary said well, the diagnosis that it cannot be judged."""
+    store, answer = ["--store", str(tmp_path / "store")], tmp_path / "run.json"
+    trained(*SMALL, *options, "--no-dashboard", "--json", str(answer), *store, cwd=Path.cwd())
+    stated = [json.loads(answer.read_text())["outcome"]]
+    question = "select outcome, smallest_slowdown, why from outcomes"
+    stated += json.loads(output("sql", question, "--format", "json", *store))
+    output("diagnose", "--json", str(answer), *store)
+    (diagnosed,) = json.loads(answer.read_text())["runs"]
+    stated.append({name: diagnosed[name] for name in ("outcome", "smallest_slowdown", "why")})
+    assert stated[0] == stated[1] == stated[2]
+
+
 PAGE = "from unskew.dashboard import data; print(data.snapshot(data.runs()['run'][0]).outcome.sentence)"
 
 

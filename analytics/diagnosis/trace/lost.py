@@ -6,6 +6,9 @@ launch delays that have one), with no communication longer than the median of it
 kind of work at its mean, communication at its median, as in ByteDance's replay (replay.py), of what the machines' causes (slow
 devices and links, pauses, stalls) leave: a mean with a slow device in it is no ideal.
 
+`no_core`: chunks are longer by the time that their ranks had no core, and what begins later on such a rank is late for it, for
+as long at most; nobody knows how much of it passed while the rank had nothing to do. The loop takes it so, too.
+
 What a step cost is what the iterations became shorter by, in total. A step that makes them longer costs nothing (long documents
 that lie on the shorter stage hid how unequal the stages are), and the next one counts from the shortest so far. So no part is
 below zero, and all parts are measured - ideal; nothing is scaled to fit. Only where taking lengths out moved the means, or
@@ -40,7 +43,7 @@ from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Verdict
 
-OF_MACHINES = ("slow_device", "slow_link", "gc_pause", "input_bound", "unknown", "stalls")
+OF_MACHINES = ("no_core", "slow_device", "slow_link", "gc_pause", "input_bound", "unknown", "stalls")
 OF_WORK = ("long_sequences", "stage_imbalance")
 LOCATED = {
     "iteration_end": "lies behind the last recorded operation of its iteration: what the ranks did there is not recorded",
@@ -77,7 +80,8 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True):
 def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTime:
     """What each cause cost per iteration; devices, links and replicas are those that `verdicts` name, in their iterations."""
     recording, parts = section.recording, section.parts
-    graph, work, pauses = recording.graph, parts.work_us, dict(section.recording.pauses_us)
+    graph, work = recording.graph, parts.work_us
+    pauses = {"no_core": _late_for_cores(section), **recording.pauses_us}
 
     def time_us() -> Array:
         return makespan_us(graph, work, sum(pauses.values(), np.zeros_like(work)))
@@ -120,12 +124,29 @@ def without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[V
     """Durations when the cause is taken out."""
     if (scenario := _SCENARIOS.get(cause)) is not None:
         return scenario(section, work)
+    if cause == "no_core":
+        work = work - section.recording.longer_us
     if cause == "gc_pause":
         work = np.where(section.recording.graph.where(kind="gc")[:, None], 0.0, work)
     for verdict in verdicts:
         if verdict.cause == cause:
             work = np.where(_iterations(section, verdict), _healed(section, work, verdict), work)
     return work
+
+
+def _late_for_cores(section: TraceSection) -> Array:
+    """How much of each operation's launch delay, beyond recorded pauses, its rank may have been late for want of a core in the
+    chunks before."""
+    recording = section.recording
+    pauses = sum(recording.pauses_us.values(), np.zeros_like(recording.wall_us))
+    late = np.maximum(section.parts.delay_us - pauses, 0.0)
+    spare = np.broadcast_to(recording.coreless_us, late.shape) - recording.longer_us
+    ranks, begins = [operation.rank for operation in recording.graph.operations], np.median(recording.start_us, axis=1)
+    left = {rank: np.zeros(late.shape[1]) for rank in ranks}
+    for i in np.argsort(begins, kind="stable").tolist():
+        late[i] = np.minimum(late[i], left[ranks[i]])
+        left[ranks[i]] = left[ranks[i]] - late[i] + spare[i]
+    return late
 
 
 def _healed(section: TraceSection, work: Array, verdict: Verdict) -> Array:

@@ -27,7 +27,7 @@ _NUMBERS = (
 )  # fmt: skip
 COLUMNS: dict[str, type[pl.DataType]] = {
     **dict.fromkeys(_NUMBERS, pl.Int64), "kind": pl.String, "group": pl.String, "start_us": pl.Float64, "wall_us": pl.Float64,
-    "own_us": pl.Float64, "within_us": pl.Float64,
+    "own_us": pl.Float64, "within_us": pl.Float64, "runq_us": pl.Float64,
 }  # fmt: skip
 
 OPERATIONS = {
@@ -45,7 +45,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind` is a span's. A chunk (kind F, B or W) has a `micro_batch`, unique in its iteration, and its layers; for `within_us`
     of it its rank waited for others in its middle, for their shards or for its tensor-parallel group; `own_us` of it is what
-    its device worked, without a wait for a core, where the source tells, else all of it. `group` is what the source calls the
+    its device worked, without a wait for a core, where the source tells, else all of it; for `runq_us` its rank had no core,
+    which an emulated device does not wait for. `group` is what the source calls the
     operation or the group of a collective, `turn` its number in it. `replica` and `stage` are null of a rank that executes
     nothing. `iterations`: plan_version, iteration, begin_us, end_us of those that were recorded whole.
 

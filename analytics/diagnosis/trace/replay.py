@@ -81,7 +81,8 @@ class TraceRecording(msgspec.Struct, frozen=True):
 
     `waits`: kinds whose duration includes waiting for others (communication), also where they are no group here.
     `left_out`: iterations of the source that lack operations. `pauses_us`: cause -> how much of each operation's launch delay
-    it was, [operation, iteration]; `within_us`: for how long its rank waited for others in the middle of it.
+    it was, [operation, iteration]; `within_us`: for how long its rank waited for others in the middle of it, `coreless_us`:
+    for how long it had no core, `longer_us`: by how much that made it longer, as an emulated device goes on meanwhile.
     """
 
     graph: Graph
@@ -93,6 +94,8 @@ class TraceRecording(msgspec.Struct, frozen=True):
     left_out: tuple[int, ...] = ()
     pauses_us: dict[str, Array] = {}
     within_us: Array | float = 0.0
+    coreless_us: Array | float = 0.0
+    longer_us: Array | float = 0.0
 
 
 class OperationDurations(msgspec.Struct, frozen=True):

@@ -81,7 +81,9 @@ def record(trace: Trace) -> TraceRecording:
         tuple(tuple(group) for group in members.values()),
     )
     start, end = _times(rows, shapes)
-    within = _within(rows, shapes)
+    waited, ready, own = (pl.col(name).fill_null(0.0) for name in ("within_us", "runq_us", "own_us"))
+    held = pl.min_horizontal(ready, pl.col("wall_us") - own - waited).clip(lower_bound=0.0)
+    within, coreless, longer = (_of_chunks(rows, shapes, one) for one in (waited, ready, held))
     iterations = [iteration for shape in shapes for iteration in shape.iterations]
     order = np.argsort(iterations)
     iterations.sort()
@@ -95,6 +97,8 @@ def record(trace: Trace) -> TraceRecording:
         waits=frozenset({f"{side} {kind}" for side in ("send", "recv") for kind in "FB"} | {*COLLECTIVE_KINDS, "vote"}),
         left_out=tuple(sorted(set(begun) - set(iterations))),
         within_us=within[:, order],
+        coreless_us=coreless[:, order],
+        longer_us=longer[:, order],
         pauses_us=_pauses(operations, graph, start, {i: (column, begun[i]) for column, i in enumerate(iterations)}),
     )
 
@@ -156,12 +160,11 @@ def _times(rows: pl.DataFrame, shapes: list[_Shape]) -> tuple[Array, Array]:
     return np.concatenate(began, axis=1), np.concatenate(ended, axis=1)
 
 
-def _within(rows: pl.DataFrame, shapes: list[_Shape]) -> Array:
-    """How long each chunk waited for other ranks in its middle, [operation, iteration of each shape in turn] us."""
-    waited = rows.select(pl.when(pl.col("kind").is_in(CHUNK_KINDS)).then("within_us").fill_null(0.0)).to_series().to_numpy()
-    of = [
-        waited[np.array([node.began[0] for node in one.nodes.values()])[:, None] + np.array(one.first_rows)] for one in shapes
-    ]
+def _of_chunks(rows: pl.DataFrame, shapes: list[_Shape], us: pl.Expr) -> Array:
+    """A time within each chunk, 0 of other operations: [operation, iteration of each shape in turn] us."""
+    chunks = pl.when(pl.col("kind").is_in(CHUNK_KINDS)).then(us).otherwise(0.0)
+    times = rows.select(chunks).to_series().to_numpy()
+    of = [times[np.array([node.began[0] for node in one.nodes.values()])[:, None] + np.array(one.first_rows)] for one in shapes]
     return np.concatenate(of, axis=1)
 
 

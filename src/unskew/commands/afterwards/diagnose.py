@@ -19,6 +19,7 @@ from unskew.commands.common import (
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from unskew.analytics.core.outcome import Outcome
     from unskew.analytics.diagnosis.diagnose import Diagnosis
     from unskew.collector.events import Diagnosed, Verdict
     from unskew.collector.paths import Store
@@ -60,6 +61,27 @@ def diagnose(
     write_json(json, {"runs": [as_data(one) for one in found]})
     for one in found:
         SafeConsole().print(shown(one))
+
+
+def judged_at_its_end(place: Store, run: str) -> Outcome | None:
+    """The outcome of a run that has just ended, by its diagnosis, which its log has then: the loop saw no account of where the
+    time went. None where the log cannot be read, or does not know that the run is over: the caller knows more."""
+    from unskew.analytics.core.outcome import Outcome
+    from unskew.analytics.diagnosis.diagnose import diagnose as decide
+    from unskew.collector.paths import StoreError
+    from unskew.collector.read.reader import open_store
+    from unskew.edge.load_run import load_run
+
+    try:
+        with open_store(place) as reader:
+            found, before = decide(load_run(reader, run)), last_diagnosis(reader, run)
+    except (StoreError, OSError) as error:
+        warn([f"how the run went is said without its diagnosis: {error}"])
+        return None
+    if found.status == "unfinished":
+        return None
+    record(place, found, before)
+    return Outcome(outcome=found.outcome, smallest_slowdown=found.smallest_slowdown, why=found.why)
 
 
 def last_diagnosis(reader: Reader, run: str) -> Diagnosed | None:

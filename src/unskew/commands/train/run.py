@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from unskew.commands.afterwards.diagnose import judged_at_its_end
 from unskew.commands.common import (
     JsonOption,
     SharedOption,
@@ -31,6 +32,7 @@ from unskew.runtime.options import CHECKPOINTS, FAULTS, OptionsError, RunOptions
 if TYPE_CHECKING:
     from unskew.collector.files.tail import Entry
     from unskew.collector.paths import Store
+    from unskew.runtime.control.summary import Summary
 
 OUTPUT = "What you see"
 
@@ -182,7 +184,7 @@ def perform(
                     facts.append(("dashboard", f"none, {error}"))
                     served = None
             with Screen(console, facts) as screen:
-                summary = launch.run(options, on_event=taken, on_tick=screen.tick, living=living)
+                summary = _diagnosed(place, launch.run(options, on_event=taken, on_tick=screen.tick, living=living))
         except KeyboardInterrupt:
             fail(f"stopped; what was logged until then is in {place.root}")
         except OptionsError as error:
@@ -202,3 +204,9 @@ def perform(
             with suppress(KeyboardInterrupt):
                 console.print(f"The dashboard stays at {facts[-1][1]} until Ctrl-C.")
                 signal.pause()
+
+
+def _diagnosed(place: Store, summary: Summary) -> Summary:
+    """With the outcome of its diagnosis, which every screen says from now on: one word for a run that is over."""
+    outcome = judged_at_its_end(place, summary.run_id)
+    return summary if outcome is None else msgspec.structs.replace(summary, outcome=outcome)

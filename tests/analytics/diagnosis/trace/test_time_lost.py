@@ -207,3 +207,37 @@ def test_time_without_a_cause_is_located_and_said(place: str, sentence: str) -> 
     calm = diagnose(log_of(spans_of(PLAN, iterations=ITERATIONS, spread=0.02)))
     assert not any(sentence in one for one in calm.abstained)
     assert calm.time_lost_s.get(place, 0.0) < 0.2 * lost[place]
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_time_without_a_core_has_a_cause_as_far_as_the_rank_had_none(emulated: bool) -> None:
+    """A chunk of rank 0 has no core for `EXTRA_US`: a device that computes takes longer for it; of one that goes on by itself
+    what comes next begins so much later. Without a word of cores neither has a cause."""
+    own = sorted(route.micro_batch for route in PLAN.routes if route.replica == 0)
+    first, second = (0, "F", own[0]), (0, "F", own[1])
+    usual_us = 1e4 * PLAN.role_of[0].n_layers
+    spans = spans_of(
+        PLAN,
+        iterations=ITERATIONS,
+        spread=0.02,
+        gap_us=lambda _i, chunk: EXTRA_US * emulated * ((chunk.rank, chunk.kind, chunk.micro_batch) == second),
+        factor=lambda _i, chunk: (
+            1 + EXTRA_US / usual_us if not emulated and (chunk.rank, chunk.kind, chunk.micro_batch) == first else 1.0
+        ),
+    )
+
+    def lost_s(coreless_us: int) -> dict[str, float]:
+        reported = [
+            msgspec.structs.replace(span, compute_us=span.wall_us - (0 if emulated else coreless_us), runq_us=coreless_us)
+            if (span.rank, span.kind, span.micro_batch) == first
+            else span
+            for span in spans
+        ]
+        return diagnose(log_of(reported)).time_lost_s
+
+    place, extra_s = "launch_delays" if emulated else "stalls", 4 * ITERATIONS * EXTRA_US / 1e6
+    unreported, reported = lost_s(0), lost_s(round(EXTRA_US))
+    assert unreported.get("no_core", 0.0) == 0.0
+    assert unreported[place] > 0.2 * extra_s  # the pipeline hides a part of it
+    assert reported["no_core"] == pytest.approx(unreported[place], rel=0.2)
+    assert reported.get(place, 0.0) < 0.1 * extra_s
