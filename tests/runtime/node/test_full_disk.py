@@ -203,8 +203,8 @@ def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logg
     with open_store(run.store) as reader:
         diagnosed = diagnose(load_run(reader, run.id))
     (row,) = run.sql("select outcome, why from outcomes where run = $run")
-    said = {(one.outcome, one.why) for one in (diagnosed, run.summary.outcome)} | {(row["outcome"], row["why"])}
-    ((word, why),) = said
+    stated = {(one.outcome, one.why) for one in (diagnosed, run.summary.outcome)} | {(row["outcome"], row["why"])}
+    ((word, why),) = stated
     assert (word, why.startswith("the run failed: cannot write ")) == ("wrong", True)
     assert why.endswith(f"; {finished.unwritten} events could not be written")
 
