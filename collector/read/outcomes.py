@@ -11,6 +11,7 @@ from collections.abc import Callable
 from unskew.collector.events import (
     MOST_SLOWDOWN,
     OF_DEVICES,
+    DeviceLost,
     Event,
     PlanApplied,
     PlanProposed,
@@ -51,7 +52,13 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
     return f"""
         with back as (
             select run, verdict from flagged join devices using (run, rank)
-            where cause = 'dead' group by run, verdict having bool_and(state = 'joined')),
+            left join (select run, rank, max(seq) as seq from ({rows(DeviceLost)}) group by run, rank) lost using (run, rank)
+            left join (select run, rank, max(seq) as seq from (
+                    select run, seq, unnest(json_extract(plan, '$.roles[*].rank')::bigint[]) as rank
+                    from ({rows(PlanApplied)}) semi join ({rows(DeviceLost)}) using (run))
+                group by run, rank) given_a_role using (run, rank)
+            where cause = 'dead' group by run, verdict
+            having bool_and(state = 'joined' or coalesce(given_a_role.seq > lost.seq, false))),
         asking as materialized (select run, proposal from proposals where waits),
         answers as materialized (
             select made.run, made.proposal, given.verdict

@@ -9,6 +9,7 @@ import duckdb
 import msgspec
 import pytest
 
+from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.outcome import Outcome, Sight, UnexplainedTime, outcome_of, outcome_of_run
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector import events as ev
@@ -133,6 +134,7 @@ FAILED = ev.RunFinished(status="failed", iterations=3, reason="no plan is left")
 BY_ALL = ev.ModeChanged(mode="approve", by="ann")
 SLOW, DEAD = verdict("rank 1 is slow", 1, "slow_device", 1), verdict("rank 3 died", 2, "dead", 3)
 APPLIED = ev.PlanApplied(plan_version=1, digest="d", proposal="p1", iteration=9, reason="", plan={})
+AT_WORK_AGAIN = msgspec.structs.replace(APPLIED, plan=uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=4).to_data())
 BY_AUTO = ev.CommandRefused(command="approve p2", by="auto", reason="the gain is too small")
 
 
@@ -225,6 +227,8 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         "incomplete": [SEEN, ev.RunFinished(status="incomplete", iterations=40, committed=40, reason="its end is missing.")],
         "dead": [SEEN, JOINED, LOST, verdict("rank 3 died", 1, "dead", 3)],
         "back": [SEEN, JOINED, LOST, verdict("rank 3 died", 1, "dead", 3), JOINED, DONE],
+        "given-a-role": [SEEN, JOINED, LOST, verdict("rank 3 died", 1, "dead", 3), AT_WORK_AGAIN, DONE],
+        "lost-again": [JOINED, LOST, verdict("rank 3 died", 1, "dead", 3), AT_WORK_AGAIN, LOST, verdict("3", 2, "dead", 3)],
         "answered": DIED,
         "asked": [BY_ALL, *DIED, proposed("p2", 2), verdict("the job is slow", 3)],
         "asked-of-nobody": [*DIED, proposed("p2", 2), verdict("the job is slow", 3)],
@@ -266,4 +270,5 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         for at_us, event in enumerate([started(run), *events]):
             state = fold(state, event, at_us)
         expected = outcome_of_run(state, controlled=run not in killed)
+        assert rows[run]["n_open"] == len(state.open_verdicts), run
         assert Outcome(**{name: rows[run][name] for name in ("outcome", "smallest_slowdown", "why")}) == expected, run
