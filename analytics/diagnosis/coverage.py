@@ -46,17 +46,34 @@ def gaps_of(log: RunLog, *, chunks: bool, recordings: Sequence[TraceRecording] =
 
 
 def earlier_attempts(log: RunLog) -> list[str]:
-    """That iterations were executed again, whose earlier attempts nobody judges."""
+    """That iterations were executed again, whose earlier attempts nobody judges, or from where to where they may have been."""
+    back = [
+        f"whether iterations from {to} to {since} count: the job was restarted between two of its lines"
+        for to, since in sorted({tuple(one) for one in log.options.get("facts", {}).get("went_back", ())})
+    ]
     if not (again := log.redone):
-        return []
+        return back
     which = f"iteration {again[0]}" if len(again) == 1 else f"{len(again)} iterations from {again[0]} to {again[-1]}"
-    return [f"time lost in earlier attempts: {which} executed more than once; the last attempt counts, with what it kept"]
+    return [
+        *back,
+        f"time lost in earlier attempts: {which} executed more than once; the last attempt counts, with what it kept",
+    ]
+
+
+def _gone_back(log: RunLog) -> list[str]:
+    """That a job was restarted between two lines of its log: it does not show which of them count."""
+    numbers = log.iterations["iteration"].drop_nulls().to_numpy()
+    back = [(to, since) for to, since in log.options.get("facts", {}).get("went_back", ())]
+    among_them = sum(any(to <= one <= since for to, since in back) for one in numbers.tolist())
+    if among_them <= MOST_MISSING * len(numbers):
+        return []
+    return [f"{among_them} of {len(numbers)} iterations are of a job that was restarted there, before or after it"]
 
 
 def _of_recording(log: RunLog) -> list[str]:
     """Of an imported one; what one of our own runs lacks its own events say."""
     between = _unjudged(_time_between(log), "between what is recorded of an iteration and the beginning of the next", least=0.0)
-    found = [*_missing_ranks(log), *_missing_iterations(log), *between]
+    found = [*_missing_ranks(log), *_missing_iterations(log), *_gone_back(log), *between]
     trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
     if trace.has_chunks:
         beside = _unjudged(_time_outside(log, (*CHUNK_KINDS, *waits, *PAUSES)), "outside its recorded passes and waits")

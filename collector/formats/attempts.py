@@ -5,6 +5,8 @@ All records are kept, numbered as attempts in the order of the source; the last 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class Attempts:
     """Counts the executions of each iteration (of a rank), as a source reports one after the other."""
@@ -50,4 +52,28 @@ def note_of(again: list[int], earlier: int) -> tuple[str, ...]:
     kept = "the one before is" if earlier == 1 else f"the {earlier} before are"
     return (
         f"{which} reported more than once, as by a job that was restarted: the last report counts, {kept} kept as attempts",
+    )
+
+
+def gone_back(iterations: Sequence[int]) -> list[tuple[int, int]]:
+    """(to, from): where a source goes back to an iteration that it has not reported, as a job does that is restarted between
+    two of its lines. A table in no order at all shows none.
+
+    >>> gone_back([10, 20, 30, 40, 25, 35, 45])
+    [(25, 40)]
+    """
+    found, seen, last = list[tuple[int, int]](), set[int](), -1
+    for one in iterations:
+        found += [(one, last)] if one < last and one not in seen else []
+        seen.add(one)
+        last = one
+    return found if len(found) <= len(iterations) // 4 else []
+
+
+def notes_of_gone_back(found: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """A sentence each."""
+    return tuple(
+        f"it goes back from iteration {since} to {to}, which it had not reported: a job that was restarted between two of its "
+        "lines, and what it reported of these iterations before counts as well"
+        for to, since in sorted(set(found))
     )

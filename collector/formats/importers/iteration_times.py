@@ -18,7 +18,7 @@ from typing import Any
 import polars
 
 from unskew.collector.events import IterationTimed, SpanKind, Telemetry
-from unskew.collector.formats.attempts import note_of
+from unskew.collector.formats.attempts import gone_back, note_of, notes_of_gone_back
 from unskew.collector.formats.columns import parquet, typed
 from unskew.collector.formats.imported import LARGEST, FormatError, ImportedRun, source_files
 from unskew.collector.formats.parts import spans_of
@@ -65,6 +65,8 @@ def _of_rank(file: Path, rows: polars.DataFrame) -> polars.DataFrame:
 def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
     ranks = rows["rank"].n_unique() if "rank" in rows.columns else 0
     again = rows.filter(polars.col("attempt") > 0)
+    of_ranks = rows.partition_by("rank", maintain_order=True) if ranks else [rows]
+    back = [one for own in of_ranks for one in gone_back(own["step"].to_list())]
     return ImportedRun(
         name=name,
         events=_events(rows),
@@ -73,8 +75,9 @@ def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
         facts={
             "observed": "iteration times per rank" if ranks else "iteration times of the job",
             "told_again": again.height,
+            "went_back": back,
         },
-        notes=note_of(again["step"].to_list(), again.height),
+        notes=(*note_of(again["step"].to_list(), again.height), *notes_of_gone_back(back)),
     )
 
 

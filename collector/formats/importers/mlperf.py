@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from unskew.collector.events import IterationTimed, SourceRecorded, Telemetry
-from unskew.collector.formats.attempts import Attempts
+from unskew.collector.formats.attempts import Attempts, gone_back, notes_of_gone_back
 from unskew.collector.formats.imported import FormatError, ImportedRun, source_files
 from unskew.collector.formats.text import (
     CUT,
@@ -97,15 +97,17 @@ def _run(path: Path, name: str) -> ImportedRun:
     if not recorded and not any(steps.values()):
         raise FormatError(f"{path}: no {'whole ' * bool(cut)}line of this file has {_MARK}")
     unit, timed, attempts = StepUnit(), list[IterationTimed](), Attempts()
+    back: list[tuple[int, int]] = []
     for rank, own in steps.items():
         blocks = _block_means(own)
         recorded += [_block(step, rank or 0) for step in own if step.progress in blocks]
         counted = [step for step in own if step.progress not in blocks]
         unit = unit_of(counted, _count(facts, "global_batch_size"), _count(facts, "max_sequence_length"))
         timed += [_timed(step, rank, unit, attempts) for step in counted]
-    facts |= {"told_again": attempts.earlier, "step_unit": msgspec.to_builtins(unit)}
+        back += gone_back([step.progress // unit.per_iteration for step in counted])
+    facts |= {"told_again": attempts.earlier, "went_back": back, "step_unit": msgspec.to_builtins(unit)}
     iterations, ranks = len({event.iteration for event in timed}), len({event.rank for event in timed} - {None})
-    notes = (*_unit_notes(unit), *attempts.notes(), *cut_notes(cut))
+    notes = (*_unit_notes(unit), *attempts.notes(), *notes_of_gone_back(back), *cut_notes(cut))
     return ImportedRun(name=name, events=[*recorded, *timed], ranks=ranks, iterations=iterations, facts=facts, notes=notes)
 
 

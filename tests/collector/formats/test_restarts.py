@@ -35,6 +35,30 @@ def test_a_table_that_goes_back_keeps_both_and_says_so(tmp_path: Path) -> None:
     assert kept == 9
 
 
+@pytest.mark.parametrize("format", ["mlperf", "iteration-times"])
+@pytest.mark.parametrize(("until", "to", "word"), [(200, 75, "cannot be judged"), (200, 185, "well")])
+def test_a_restart_between_two_lines_is_stated_and_never_calm_where_it_is_long(
+    format: str, until: int, to: int, word: str, tmp_path: Path
+) -> None:
+    """Every tenth step is reported; no step is reported again."""
+    noise = random.Random(3)
+    steps = [*range(10, until + 1, 10), *range(to, 400, 10)]
+    times = [noise.gauss(1, 0.01) for _ in steps]
+    rows = [f"{step},{seconds}\n" for step, seconds in zip(steps, times, strict=True)]
+    lines = [
+        mllog("tracked_stats", {"train_step_time": seconds}, 10_000.0 * place, step=step)
+        for place, (step, seconds) in enumerate(zip(steps, times, strict=True))
+    ]
+    source = tmp_path / ("t.csv" if format == "iteration-times" else "t.log")
+    source.write_text("".join(["step,seconds\n", *rows] if format == "iteration-times" else lines))
+    store = ["--store", str(tmp_path / "store")]
+    answer = CliRunner().invoke(app, ["import", format, str(source), *store])
+    assert f"it goes back from iteration {until} to {to}, which it had not reported" in " ".join(answer.output.split())
+    found = " ".join(CliRunner().invoke(app, ["diagnose", *store]).output.split()).lower()
+    assert f"{word}: " in found
+    assert f"whether iterations from {to} to {until} count" in found
+
+
 def test_what_counts_is_the_last_attempt_wherever_the_log_is_cut(tmp_path: Path) -> None:
     """Half of it projected already, half not: a later attempt that was faster must not be hidden by the slower one."""
     (tmp_path / "t.csv").write_text("step,seconds,loss\n7,9.0,3\n8,9.0,3\n7,2.0,\n8,3.0,2\n")
