@@ -11,15 +11,15 @@ from typing import Any, get_args
 import polars as pl
 import pytest
 from support.datasets import dataset
-from support.jobs import profiled_job
 from support.jobs.ddp_job import LATE, Part, chunk_table, job, kineto, step_table
 from support.jobs.pace import input_share, times_as_long
-from support.training.warm_processes import warm_process
+from support.paths import ROOT
 from typer.testing import CliRunner
 
 from unskew.cli import app
 
 PARTS: tuple[Part, ...] = get_args(Part)
+EXAMPLES = ROOT / "examples"
 CAUSES = {"loader": "input_bound", "forward": "slow_device", "backward": "slow_device"}
 
 
@@ -158,17 +158,12 @@ def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: P
 @pytest.mark.alone
 @pytest.mark.limit(120)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_real_job_recorded_as_the_guide_says(tmp_path: Path, part: Part) -> None:
-    """By the profiler, and by a table with the backward pass timed apart from the all-reduce. One is started by torchrun, which
-    the recording does not know of; the ranks of the others are forked."""
-    if part == "backward":
-        slow = [str(profiled_job.EXAMPLE), str(tmp_path), "--slow", part]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *slow]
-        done = subprocess.run(torchrun, capture_output=True, text=True, check=False, timeout=90)
-        assert done.returncode == 0, done.stderr
-    else:
-        code, printed = warm_process().run_script(profiled_job.__file__, str(tmp_path), "--slow", part)
-        assert code == 0, printed
+def test_a_real_job_under_torchrun_recorded_as_the_guide_says(tmp_path: Path, part: Part) -> None:
+    """By the profiler, and by a table with the backward pass timed apart from the all-reduce."""
+    slow = [str(EXAMPLES / "profile_ddp.py"), str(tmp_path), "--slow", part]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *slow]
+    done = subprocess.run(torchrun, capture_output=True, text=True, check=False, timeout=90)
+    assert done.returncode == 0, done.stderr
     for form, recorded in (("kineto", "traces"), ("iteration-times", "tables")):
         run = diagnosed(tmp_path, form, tmp_path / recorded, recorded)
         if part == "nothing":
