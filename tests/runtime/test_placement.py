@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from unskew.analytics.detector.options import SHARED_MACHINE, options_for
 from unskew.runtime.node.gpus import NodeGpus, node_gpus
 from unskew.runtime.options import OptionsError, RunOptions, check
-from unskew.runtime.placement import place
+from unskew.runtime.placement import computes_bfloat16, place
 
 H100 = ("H100", 80 * 2**30)
 
@@ -71,3 +73,24 @@ def test_gpus_that_cannot_be_counted_are_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", broken)
     assert node_gpus() == NodeGpus(0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "computed"), [("avx2 amx_bf16 fma", True), ("fp bf16 i8mm", True), ("avx2 avx512f fma", False)]
+)
+def test_bfloat16_is_for_cores_that_compute_it(
+    flags: str, computed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    assert computes_bfloat16(cpuinfo) is computed
+    assert not computes_bfloat16(tmp_path / "none")
+    monkeypatch.setattr("unskew.runtime.placement.computes_bfloat16", lambda: computed)
+    half = RunOptions(pp=2, dp=1, device="real", dtype="bfloat16")
+    if computed:
+        assert place(half, 0).kind == "cores"
+    else:
+        with pytest.raises(OptionsError, match="--dtype bfloat16 needs cores that compute it"):
+            place(half, 0)
+    assert place(msgspec.structs.replace(half, device="sleep"), 0).kind == "sleep"
+    assert place(msgspec.structs.replace(half, device="gpu"), 2, [H100, H100]).kind == "gpus"
