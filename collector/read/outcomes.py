@@ -48,9 +48,12 @@ def _text(words: str) -> str:
 def outcomes(rows: Callable[[type[Event]], str]) -> str:
     """The query, over the views `runs`, `verdicts`, `proposals`, `flagged`, `devices`, `diagnoses` and `detection_limits`, and
     `rows` of single events. Of open verdicts the first is the one whose proposal waits for a person, then come those that no
-    plan answers (`RunState.by_urgency`)."""
+    plan answers (`RunState.by_urgency`). What is needed more than once is made once: the planner, which takes
+    nearly all of the time, else sees it as often."""
     return f"""
-        with back as (
+        with all_runs as materialized (
+            select run, status, reason, clock, device, finished_us, n_dropped from runs),
+        back as (
             select run, verdict from flagged join devices using (run, rank)
             left join (select run, rank, max(seq) as seq from ({rows(DeviceLost)}) group by run, rank) lost using (run, rank)
             left join (select run, rank, max(seq) as seq from (
@@ -86,7 +89,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
         given as (select run, count(*) as n from verdicts group by run),
         diagnosed as (
             select * from (select * from diagnoses qualify row_number() over (partition by run order by seq desc) = 1) newest
-            semi join runs on newest.run = runs.run and runs.finished_us is not null
+            semi join all_runs runs on newest.run = runs.run and runs.finished_us is not null
                 and (newest.status = runs.status or (newest.status = '' and newest.outcome != 'well'))),
         ended as (
             select finished.run, finished.status, finished.reason, finished.iterations, finished.unwritten,
@@ -100,7 +103,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
                 case when status = 'incomplete' then nullif(reason, '') end) as gap
             from ended
             union all
-            select run, {_text(NO_END)} from runs
+            select run, {_text(NO_END)} from all_runs runs
             where finished_us is null and not coalesce(list_contains(getvariable('{HELD}')::varchar[], run), false)),
         sight as (
             select runs.run, newest.smallest_slowdown as smallest_slowdown,
@@ -112,7 +115,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
                 {_SEEN} as seen,
                 case when smallest_slowdown is null then coalesce(bound, {_text(NOTHING)})
                     when smallest_slowdown > {MOST_SLOWDOWN} then concat_ws('; ', 'only ' || seen, bound) end as blindness
-            from runs left join (select * from detection_limits
+            from all_runs runs left join (select * from detection_limits
                 qualify row_number() over (partition by run order by seq desc) = 1) newest using (run)),
         parts as (
             select runs.run, diagnosed.run is not null as was_diagnosed, diagnosed.why as diagnosis, gaps.gap, sight.blindness,
@@ -131,7 +134,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
                 given.n || ' verdict' || case when given.n > 1 then 's' else '' end || ' before, no longer open' as earlier,
                 coalesce(given.n, 0) as n_verdicts, coalesce(standing.n_open, 0) as n_open,
                 asking.proposal as waits
-            from runs left join (select run, min(proposal) as proposal from asking group by run) asking using (run)
+            from all_runs runs left join (select run, min(proposal) as proposal from asking group by run) asking using (run)
                 left join diagnosed using (run) left join standing using (run) left join given using (run)
                 left join gaps using (run) left join sight using (run)),
         judged_as as (
