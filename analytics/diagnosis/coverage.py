@@ -31,11 +31,9 @@ MOST_SHOWN = 4
 def gaps_of(log: RunLog, *, chunks: bool, recordings: Sequence[TraceRecording] = ()) -> list[str]:
     """What the log lacks, beside what it says itself, for a judgement of the whole run, which goes by its `chunks` or by less;
     of an imported one also what its `recordings` leave out."""
-    found = list[str]()
-    if log.end == "lost":
-        found.append("the run ended without a word of how, and its log does not show why")
     if log.imported:
-        return [*found, *_of_recording(log), *_left_out(log, recordings)]
+        return [*_of_recording(log), *_left_out(log, recordings)]
+    found = list[str]()
     numbers = log.iterations["iteration"]
     if numbers.len() and (missing := int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()):
         found.append(f"{missing} iterations are not in the log")

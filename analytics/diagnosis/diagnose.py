@@ -181,8 +181,9 @@ def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> floa
 
 
 def _lacks(log: RunLog) -> list[str]:
-    """What the log lacks by its own word."""
-    return [log.gap] if log.gap else []
+    """What the log lacks by its own word, or for want of a last one."""
+    lost = ["the run ended without a word of how, and its log does not show why"] if log.end == "lost" else []
+    return [*([log.gap] if log.gap else []), *lost]
 
 
 def _hidden(verdicts: Sequence[Verdict], lacks: Sequence[str]) -> list[str]:

@@ -327,8 +327,11 @@ def test_what_is_wrong_hides_no_gap_of_the_log(store: Store) -> None:
     assert any(one.startswith(f"what else is wrong: {gap}") for one in found.abstained)
     assert any("5 events were dropped" in one for one in found.abstained)
     runs.slow(store, "killed").close()
-    (without_end,) = [one for one in diagnose(loaded(store, "killed")).abstained if one.startswith("what else is wrong")]
+    killed = diagnose(loaded(store, "killed"))
+    (without_end,) = [one for one in killed.abstained if one.startswith("what else is wrong")]
     assert "without a word of how" in without_end
+    assert killed.outcome == "wrong"
+    assert "; the run ended without a word of how" in killed.why
 
 
 @pytest.mark.slow
