@@ -41,18 +41,6 @@ def moved(store: Path, run: str) -> float:
     return max(spreads)
 
 
-def input_share(store: Path, run: str, late: set[int]) -> float:
-    """Of an iteration, what one of `late` waits longer for input than the others, if there are any; the longest tenth of each
-    rank's waits left out."""
-    with open_store(store) as reader:
-        took = reader.sql("select median(iteration_us) from iterations where run = ?", [run]).item()
-        waits = reader.sql("select rank, wall_us from spans where run = ? and kind = 'data_wait'", [run])
-    usual = waits.filter(pl.col("wall_us") <= pl.col("wall_us").quantile(0.9).over("rank"))
-    us = dict(usual.group_by("rank").agg(pl.col("wall_us").mean()).iter_rows())
-    least = min((us[rank] for rank in us.keys() - late), default=0.0)
-    return float((max(us[rank] for rank in late) - least) / took)
-
-
 def _own_us(store: Path, run: str, kind: str) -> pl.DataFrame:
     """rank, iteration, us."""
     with open_store(store) as reader:
