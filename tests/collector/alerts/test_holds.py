@@ -77,7 +77,7 @@ def test_a_run_that_nobody_judges_is_told_after_a_while_until_somebody_does(log:
 @pytest.mark.parametrize(
     ("status", "outcome", "text"),
     [
-        ("failed", "wrong", "the run failed: the disk is full"),
+        ("failed", "wrong", "the run failed: the disk is full; the log holds 9 of the 12 iterations that were committed"),
         ("incomplete", "cannot_be_judged", "nobody can be judged: the log holds 9 of the 12 iterations that were committed"),
     ],
 )
@@ -96,11 +96,13 @@ def test_how_a_run_ended_is_told_by_its_outcome(
 
 @pytest.mark.slow
 def test_a_run_is_wrong_while_a_verdict_stands(log: Log, hook: Hook) -> None:
+    held = hold_controller_lock(log.store, "r")
     log.add(ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15), SLOW)
     (opened,) = step(log.store, *outcome_rules(hook))
     assert (opened.key, opened.text) == (("r", "wrong", ""), "rank 0 is slow")
     log.add(ev.VerdictClosed(verdict=1, until_iteration=5, at_iteration=6, reason="well again"))
     assert [bool(one.closes) for one in step(log.store, *outcome_rules(hook))] == [True]
+    held.release()
 
 
 def outcome_rules(hook: Hook) -> list[Rule]:

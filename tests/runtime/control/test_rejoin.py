@@ -115,7 +115,9 @@ def test_a_hung_rank_is_started_when_somebody_asks_and_a_new_one_joins(tmp_path:
     assert [event.reason for event in run.of(CommandRefused)] == ["rank 0 lives"]
     assert [(event.rank, event.process, event.by) for event in run.of(RankAdded)] == [(1, 2, "ann"), (4, 1, "ann")]
     assert ranks(run)[-1] == (0, 1, 2, 3, 4)
-    assert [event.verdict for event in run.of(PlanProposed)] == [1, 1, None]  # the loss, the return; the newcomer answers none
+    *answers, newcomer = [event.verdict for event in run.of(PlanProposed)]
+    # The loss, the return, and a better plan where regrouping turned out to be quick; the newcomer answers none.
+    assert (answers, newcomer) in (([1, 1], None), ([1, 1, 1], None))
     state = reduce(fold, run.events, RunState())
     assert (state.ranks, state.lost, state.open_verdicts) == (5, {}, ())
     assert run.summary.iteration_s[-1] < 0.95 * undisturbed.summary.iteration_s[-1]
