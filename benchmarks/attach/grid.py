@@ -106,8 +106,10 @@ def _lived(case: str) -> JobVerdict:
         )  # fmt: skip
         try:
             until = time.monotonic() + LIMIT_S
-            while watch.poll() is None and time.monotonic() < until and not any(map(_ends, events)):
+            ended = False
+            while not ended and time.monotonic() < until and not any(map(_ends, events)):
                 time.sleep(LOOK_S)
+                ended = watch.poll() is not None  # asked first: what it wrote before is read below
                 if tail is None and (runs := store.spooled_runs()):
                     tail = Tail(store, runs[0])
                 events += [entry.event for entry in (tail.poll() if tail else ()) if entry.event is not None]
