@@ -182,18 +182,23 @@ def test_a_decision_that_cannot_be_logged_is_not_carried_out(
     assert run.of(RunFinished) == []
 
 
-def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ranks that end, and a collector that packs their lines, make room for the last words: the log is not whole still."""
+def refuse_lines(monkeypatch: pytest.MonkeyPatch, holding: bytes) -> None:
+    """Let the disk have no room for lines that hold this, and for all others."""
     write: Any = SpoolSegment.write
 
     def writing(segment: SpoolSegment, data: bytes) -> int:
-        if b'"device_lost@1"' in data:
+        if holding in data:
             raise OSError(errno.ENOSPC, "No space left on device")
         return int(write(segment, data))
 
     monkeypatch.setattr(SpoolSegment, "write", writing)
+
+
+def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that end, and a collector that packs their lines, make room for the last words: the log is not whole still."""
+    refuse_lines(monkeypatch, b'"device_lost@1"')
     run = train(tmp_path, "kill:rank=3,at=5")
     (finished,) = run.of(RunFinished)
     assert (finished.status, finished.iterations, finished.committed) == ("failed", 5, 5)
@@ -210,14 +215,7 @@ def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logg
 
 
 def test_training_goes_on_where_a_checkpoint_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write: Any = SpoolSegment.write
-
-    def writing(segment: SpoolSegment, data: bytes) -> int:
-        if b'"checkpoint_saved@1"' in data:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return int(write(segment, data))
-
-    monkeypatch.setattr(SpoolSegment, "write", writing)
+    refuse_lines(monkeypatch, b'"checkpoint_saved@1"')
     run = train(tmp_path, checkpoint_every=4)
     assert (run.summary.status, run.summary.reason, run.of(CheckpointSaved)) == ("done", "", [])
     assert len(checkpoints(run.store, run.id)) > 0
