@@ -48,7 +48,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `more` are further ranges ``(first_layer, n_layers)``, ascending and with gaps between, where a pipeline passes a rank more
     than once (interleaved 1F1B, ZB-V). `part`: what it holds of each of its layers as shard `shard` of a tensor-parallel group;
     None = all of it. `recompute`: of what it executes it keeps what layers were given alone, and executes each layer's forward
-    once more within the backward pass.
+    once more within the backward pass. `sequence_parallel`: between what is cut of its layers the members of its group have
+    some of the tokens each, instead of all.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     more: tuple[tuple[int, int], ...] = ()
     part: Part | None = None
     recompute: bool = False
+    sequence_parallel: bool = False
 
     @property
     def end_layer(self) -> int:
@@ -207,12 +209,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether a chunk of this kind executes the forward once more there."""
         return kind == "B" and self.role_of[rank].recompute
 
-    def recomputing(self, ranks: Collection[int]) -> Plan:
-        """The same plan where these ranks recompute, and no others."""
-        if all(role.recompute == (role.rank in ranks) for role in self.roles):
+    def recomputing(self, ranks: Collection[int], sequence_parallel: Collection[int] = ()) -> Plan:
+        """The same plan where these ranks recompute, and those are sequence-parallel, and no others."""
+        modes = [(role.rank in ranks, role.rank in sequence_parallel) for role in self.roles]
+        if all((role.recompute, role.sequence_parallel) == mode for role, mode in zip(self.roles, modes, strict=True)):
             return self
-        roles = tuple(msgspec.structs.replace(role, recompute=role.rank in ranks) for role in self.roles)
+        roles = tuple(
+            msgspec.structs.replace(role, recompute=again, sequence_parallel=by_tokens)
+            for role, (again, by_tokens) in zip(self.roles, modes, strict=True)
+        )
         return msgspec.structs.replace(self, roles=roles)
+
+    def token_parts(self, rank: int) -> int:
+        """Among how many members the tokens are divided there, between what is cut; 1 = it has all of them."""
+        return len(self.team_of.get(rank, (rank,))) if self.role_of[rank].sequence_parallel else 1
 
     def renumbered(self, plan_version: int) -> Plan:
         """The same plan under another number."""
@@ -273,6 +283,8 @@ def _validate_groups(groups: Iterable[tuple[int, ...]], role_of: Mapping[int, Ro
             raise PlanError(f"ranks that execute together must make up a layer, in the order of their shards: {parts}")
         if len({role_of[rank].recompute for rank in ranks}) > 1:
             raise PlanError(f"of ranks that execute together, {', '.join(map(str, ranks))}, all recompute or none")
+        if len({role_of[rank].sequence_parallel for rank in ranks}) > 1:
+            raise PlanError(f"of ranks that execute together, {', '.join(map(str, ranks))}, all are sequence-parallel or none")
         for rank in ranks:
             if group_of.setdefault(rank, ranks) != ranks:
                 names = " and ".join("-".join(map(str, group)) for group in (group_of[rank], ranks))

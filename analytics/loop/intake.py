@@ -28,7 +28,7 @@ from unskew.analytics.core.iteration import (
 from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.shards.crossings import shares
-from unskew.analytics.shards.together import steps_of_sum, sums_in
+from unskew.analytics.shards.together import norms_in, steps_of_sum, sums_in
 from unskew.collector.events import (
     CHUNK_KINDS,
     PAUSES,
@@ -227,11 +227,14 @@ def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tupl
     steps = []
     for (kind, micro_batch, first), of in waits.items():
         members, end = len(plan.members_at(micro_batch, first)), first + (of[0].n_layers or 0)
-        again = plan.recomputes(of[0].rank, kind)
-        sums = sums_in(kind, end - first, first=first == 0, last=end == plan.n_layers, again=again)
-        if members == len(of) and sums and not ((kind == "F" or again) and end == plan.n_layers):
-            least_us = min(span.wait_tp_us or 0 for span in of)
-            steps.append(GroupStep(least_us / (sums * steps_of_sum(members)), works[micro_batch].tokens / members))
+        again, by_tokens = plan.recomputes(of[0].rank, kind), plan.token_parts(of[0].rank) > 1
+        last = end == plan.n_layers
+        sums = sums_in(kind, end - first, first=first == 0, last=last, again=again, sequence_parallel=by_tokens)
+        if members == len(of) and sums and not ((kind == "F" or again) and last):
+            least_us, carried = min(span.wait_tp_us or 0 for span in of), sums * works[micro_batch].tokens
+            if by_tokens and (norms := norms_in(kind, end - first, last=last)):
+                sums, carried = sums + 1, carried + norms
+            steps.append(GroupStep(least_us / (sums * steps_of_sum(members)), carried / sums / members))
     return tuple(steps)
 
 

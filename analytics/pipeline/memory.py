@@ -2,7 +2,8 @@
 
 Activations of a chunk are kept from the start of its forward to the end of its backward; where the backward pass is split, to
 the end of its weights' gradient. A rank that recomputes keeps what layers were given alone, until its backward begins; then the
-activations of one layer after the other are there, all of them to the end of W where the backward pass is split. A layer is
+activations of one layer after the other are there, all of them to the end of W where the backward pass is split. Of what the
+members of a group would each have whole a sequence-parallel one keeps its own tokens, all of them from B to W. A layer is
 kept with its parameters, both moments and its gradient; while a chunk adds to the gradients of its layers, what it adds is
 there beside them; and a bucket is summed in a copy. Where a plan follows another one, layers that it moves are counted on both
 sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, the allocator's waste.
@@ -36,7 +37,7 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Of each whole layer: its gradients, and its activations for each token, those that all members of a tensor-parallel group
     have, and those that they divide. `held_bytes`: what it takes as long as it is there, () = as many times its gradients as
     ours. `given_bytes`: what it is given for each token, which is all that is kept where it is computed again; () = it cannot
-    be. `bucket_bytes`: as in `GradientSync`."""
+    be. `by_tokens`: whether groups can be sequence-parallel. `bucket_bytes`: as in `GradientSync`."""
 
     gradient_bytes: tuple[int, ...]
     token_bytes: tuple[float, ...]
@@ -44,6 +45,7 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bucket_bytes: int
     held_bytes: tuple[int, ...] = ()
     given_bytes: tuple[float, ...] = ()
+    by_tokens: bool = False
 
     @staticmethod
     def of_layers(held_bytes: tuple[int, ...]) -> LayerMemory:
@@ -63,13 +65,16 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Whether nothing is known to come and go."""
         return not any(self.gradient_bytes) and not any(self.token_bytes) and not any(self.cut_token_bytes)
 
-    def kept(self, share: float, tokens: int) -> Array:
-        """[layer]: the activations of a micro-batch, of a part of the layer."""
-        return tokens * (np.array(self.token_bytes) + share * np.array(self.cut_token_bytes))
+    def kept(self, share: float, tokens: int, parts: int = 1) -> Array:
+        """[layer]: the activations of a micro-batch, of a part of the layer; between what is cut the tokens are divided in so
+        many `parts`."""
+        return _part(tokens, parts) * np.array(self.token_bytes) + tokens * share * np.array(self.cut_token_bytes)
 
-    def given(self, tokens: int) -> Array:
-        """[layer]: what it is given of a micro-batch."""
-        return tokens * np.array(self.given_bytes)
+    def given(self, tokens: int, parts: int = 1) -> Array:
+        """[layer]: what it is given of a micro-batch; the first one's tokens everybody has."""
+        given = _part(tokens, parts) * np.array(self.given_bytes)
+        given[0] = tokens * self.given_bytes[0]
+        return given
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,23 +102,29 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank {rank} would need {need} MiB of memory under it and has room for {room}"
 
     def fitted(self, plan: Plan, before: Plan | None = None) -> Plan:
-        """The plan, as its ranks can hold it, and go over to it from the one `before`: those recompute that have no room
-        otherwise, with their groups, and no others. Raises `PlanError`."""
+        """The plan, as its ranks can hold it, and go over to it from the one `before`: groups that have no room otherwise are
+        sequence-parallel, those ranks recompute that have none even then, with their groups, and no others. Raises `PlanError`.
+        """
         plan = plan.recomputing(())
+        by_tokens = {rank for rank in self._short(plan, before) if rank in plan.team_of} if self.memory.by_tokens else set()
+        plan = plan.recomputing((), by_tokens)
+        if self.memory.given_bytes:
+            plan = plan.recomputing(self._short(plan, before), by_tokens)
         if lack := self.lack(plan, before):
-            if self.memory.given_bytes:
-                peaks = peak_bytes(plan, self.memory, self.tokens, before)
-                short = [rank for rank in peaks if peaks[rank] > self.rank_bytes * (1 + ROUNDING)]
-                plan = plan.recomputing({member for rank in short for member in plan.team_of.get(rank, (rank,))})
-                lack = self.lack(plan, before)
-            if lack:
-                raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
+            raise PlanError(f"plan {plan.plan_version} does not fit: {lack}")
         return plan
+
+    def _short(self, plan: Plan, before: Plan | None) -> set[int]:
+        """The ranks that have no room for a plan, with their groups."""
+        peaks = peak_bytes(plan, self.memory, self.tokens, before)
+        short = [rank for rank in peaks if peaks[rank] > self.rank_bytes * (1 + ROUNDING)]
+        return {member for rank in short for member in plan.team_of.get(rank, (rank,))}
 
     def least_bytes(self, plan: Plan) -> float:
         """With how much each rank could hold a plan."""
-        plans = [plan.recomputing(()), *([plan.recomputing(plan.ranks)] if self.memory.given_bytes else [])]
-        peaks = [peak_bytes(one, self.memory, self.tokens) for one in plans]
+        by_tokens = plan.team_of if self.memory.by_tokens else ()
+        again = [(), *([plan.ranks] if self.memory.given_bytes else [])]
+        peaks = [peak_bytes(plan.recomputing(ranks, by_tokens), self.memory, self.tokens) for ranks in again]
         return max(min(of[rank] for of in peaks) for rank in plan.ranks)
 
     @property
@@ -131,17 +142,23 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         """What a mean layer is given of a micro-batch; None where it cannot be computed again."""
         return float(self.memory.given(self.tokens).mean()) if self.memory.given_bytes else None
 
-    def end_of(self, first: int, share: float, in_flight: int, *, times: int = 1) -> int:
-        """Up to which layer a member of a group that comes up so many `times` has room for its `share` of those from `first`
-        on, with so many micro-batches in flight."""
+    def end_of(self, first: int, share: float, in_flight: int, *, members: int = 1, times: int = 1) -> int:
+        """Up to which layer one of so many members of a group that comes up so many `times` has room for its `share` of those
+        from `first` on, with so many micro-batches in flight."""
         memory, room = self.memory, self.rank_bytes / times * (1 + ROUNDING)
-        layers, kept = share * (memory.held + np.array(memory.gradient_bytes)), memory.kept(share, self.tokens)
+        parts = members if memory.by_tokens else 1
+        layers, kept = share * (memory.held + np.array(memory.gradient_bytes)), memory.kept(share, self.tokens, parts)
         needed = [np.cumsum((layers + in_flight * kept)[first:])]
         if memory.given_bytes:
-            given = memory.given(self.tokens)
+            given = memory.given(self.tokens, parts)
             one_by_one = np.maximum.accumulate((kept - given)[first:])
             needed.append(np.cumsum((layers + in_flight * given)[first:]) + one_by_one)
         return first + max(int(np.searchsorted(taken, room, side="right")) for taken in needed)
+
+
+def _part(tokens: int, parts: int) -> int:
+    """The most tokens that one of so many members has."""
+    return -(-tokens // parts)
 
 
 def mebibytes(n_bytes: float) -> str:
@@ -180,8 +197,9 @@ def _peak_under(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float
     gradients_before = [0.0, *accumulate(map(float, memory.gradient_bytes))]
     found = {}
     for rank, share in shares.items():
-        kept, again = memory.kept(share, tokens), plan.role_of[rank].recompute
-        given = memory.given(tokens) if again else kept
+        parts, again = plan.token_parts(rank), plan.role_of[rank].recompute
+        kept = memory.kept(share, tokens, parts if ending == "B" else 1)
+        given = memory.given(tokens, parts) if again else memory.kept(share, tokens, parts)
         kept_before, given_before = ([0.0, *accumulate(each.tolist())] for each in (kept, given))
         in_flight = most = last = 0.0
         for action in schedule.by_rank[rank]:
@@ -190,7 +208,7 @@ def _peak_under(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float
             adds = share * (gradients_before[end] - gradients_before[first]) if action.kind != "F" else 0.0
             if action.kind == "F":
                 in_flight += taken
-            elif again and action.kind == "B" and ending == "W":
+            elif action.kind == "B" and ending == "W":
                 in_flight += last - taken
             elif again and action.kind == "B":
                 adds += float((kept - given)[first:end].max())

@@ -24,7 +24,7 @@ from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate, pipel
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_steps, through
 from unskew.analytics.pipeline.schedule import Schedule, build_schedule
 from unskew.analytics.shards.crossings import shares
-from unskew.analytics.shards.together import steps_of_sum, sums_in
+from unskew.analytics.shards.together import norms_in, steps_of_sum, sums_in
 from unskew.collector.events import CHUNK_KINDS
 
 
@@ -197,7 +197,8 @@ def alike_finish_us(plan: Plan, route: Route, count: int, costs: LayerCosts, spe
 
 
 def _messages_of_groups(plan: Plan, costs: LayerCosts, deliveries: Deliveries, iteration: int | slice) -> Messages:
-    """The same between groups: of the messages that bring a tensor the largest and the slowest, and the gather behind them."""
+    """The same between groups: of the messages that bring a tensor the largest and the slowest, and the gather behind them
+    where all members need all of it."""
     cost, team_of = costs.cost, plan.team_of
     more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
     links, of_link = np.unique(np.stack([deliveries.senders, deliveries.receivers]), axis=1, return_inverse=True)
@@ -206,7 +207,7 @@ def _messages_of_groups(plan: Plan, costs: LayerCosts, deliveries: Deliveries, i
     carried = [shares(*link) for link in groups]
     largest = np.array([max(one.values()) for one in carried])[of_link]
     more = np.array([max((more_us.get(pair, 0.0) for pair in one), default=0.0) for one in carried])[of_link]
-    members = np.array([len(takers) for _, takers in groups])[of_link]
+    members = np.array([1 if plan.token_parts(takers[0]) > 1 else len(takers) for _, takers in groups])[of_link]
     tokens = costs.tokens[deliveries.micro_batch, iteration]
     further = (...,) + (None,) * (tokens.ndim - 1)
     gather_us = (members - 1)[further] * (cost.sum_us + cost.sum_token_us * tokens / members[further])
@@ -257,21 +258,16 @@ def _sums_us(plan: Plan, costs: LayerCosts, actions: Sequence[Action], members: 
     cost, n_layers = costs.cost, plan.n_layers
     if not cost.sum_us and not cost.sum_token_us:
         return 0.0
-    steps = np.array(
-        [
-            steps_of_sum(k)
-            * sums_in(
-                a.kind,
-                a.n_layers,
-                first=a.first_layer == 0,
-                last=a.first_layer + a.n_layers == n_layers,
-                again=plan.recomputes(a.rank, a.kind),
-            )
-            for a, k in zip(actions, members, strict=True)
-        ]
-    )
+    steps, norms_us = np.empty(len(actions)), np.zeros(len(actions))
+    for number, (action, k) in enumerate(zip(actions, members, strict=True)):
+        first, last = action.first_layer == 0, action.first_layer + action.n_layers == n_layers
+        again, by_tokens = plan.recomputes(action.rank, action.kind), plan.token_parts(action.rank) > 1
+        sums = sums_in(action.kind, action.n_layers, first=first, last=last, again=again, sequence_parallel=by_tokens)
+        steps[number] = steps_of_sum(k) * sums
+        if by_tokens and (norms := norms_in(action.kind, action.n_layers, last=last)):
+            norms_us[number] = steps_of_sum(k) * (cost.sum_us + cost.sum_token_us * norms / k)
     part = costs.tokens[[action.micro_batch for action in actions]] / np.array(members)[:, None]
-    return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part))
+    return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part) + norms_us[:, None])
 
 
 def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 
 from unskew.analytics.core.division import Division
@@ -61,8 +62,7 @@ def describe(old: Plan, new: Plan) -> str:
             parts.append(f"rank {rank}: {len(before.layers)} -> {len(after.layers)} layers")
         elif before.layers != after.layers:
             parts.append(f"rank {rank}: layers {_range(before)} -> {_range(after)}")
-        if after is not None and after.recompute != (before is not None and before.recompute):
-            parts.append(f"rank {rank}: {'recomputes its forward passes' if after.recompute else 'recomputes no more'}")
+        parts += [f"rank {rank}: {kept}" for kept in _keeping(before, after)]
         if before is not None and after is not None and before.part != after.part:
             parts.append(f"rank {rank}: {_share(before)} -> {_share(after)} of each layer")
     if new.division is not None:
@@ -94,6 +94,16 @@ def _divided(old: Division | None, new: Division) -> list[str]:
 def _share(role: Role) -> str:
     low, high = ends_of(role.part)
     return "all" if role.part is None else str(high - low)
+
+
+def _keeping(before: Role | None, after: Role | None) -> Iterator[str]:
+    """How a rank saves memory where it did not, and how it does no more."""
+    if after is None:
+        return
+    if after.recompute != (before is not None and before.recompute):
+        yield "recomputes its forward passes" if after.recompute else "recomputes no more"
+    if after.sequence_parallel != (before is not None and before.sequence_parallel):
+        yield "is sequence-parallel" if after.sequence_parallel else "is sequence-parallel no more"
 
 
 def _range(role: Role) -> str:

@@ -143,7 +143,8 @@ class Pricing:
         """Equal for pipelines that take the same time: ranks only by their order, with their speeds, classes and links."""
         cost, number = self.costs.cost, {rank: place for place, rank in enumerate(ranks)}
         role_of, device = plan.role_of, self._device
-        who = tuple((role_of[rank].part, role_of[rank].recompute, *device(rank)) for rank in ranks)
+        roles = [role_of[rank] for rank in ranks]
+        who = tuple((role.part, role.recompute, role.sequence_parallel, *device(role.rank)) for role in roles)
         path = tuple((hop.first_layer, hop.n_layers, tuple(number[rank] for rank in hop.ranks)) for hop in routes[0].hops)
         links = tuple(
             (number[one.sender], number[one.receiver], one.more_us)

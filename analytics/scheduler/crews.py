@@ -97,7 +97,8 @@ class Crews:
         def end_of(stage: int, first: int) -> int:
             crew = members[stage]
             flying = in_flight_at(plan.schedule, stage, len(members), len(plan.routes))
-            return room.end_of(first, max(crew.weights) / len(crew.ranks), flying, times=members.count(crew))
+            size = len(crew.ranks)
+            return room.end_of(first, max(crew.weights) / size, flying, members=size, times=members.count(crew))
 
         return tuple(share_out_within(plan.n_layers, parts, end_of))
 

@@ -39,7 +39,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One plan that was scored: layer counts and micro-batches per replica, predicted mean iteration, cost of getting there.
 
     `members`: the ranks of each replica in the order of its stages; `parts`, where some are tensor-parallel groups: per replica
-    and stage what each member has of a layer, in any unit; `recompute`: the ranks that do.
+    and stage what each member has of a layer, in any unit; `recompute`, `sequence_parallel`: the ranks that are so.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost_us: float
     parts: tuple[tuple[tuple[int, ...], ...], ...] = ()
     recompute: tuple[int, ...] = ()
+    sequence_parallel: tuple[int, ...] = ()
 
 
 class PlanBench:
@@ -100,6 +101,7 @@ class PlanBench:
             cost_us=cost_us,
             parts=shares_of(layout),
             recompute=tuple(role.rank for role in plan.roles if role.recompute),
+            sequence_parallel=tuple(role.rank for role in plan.roles if role.sequence_parallel),
         )
         self.scored[layout], self.plans[candidate] = candidate, plan
         return candidate, price.last

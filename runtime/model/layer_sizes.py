@@ -46,5 +46,6 @@ def memory_of(options: RunOptions) -> LayerMemory:
         token_bytes=tuple(float(each * whole) for whole, _ in kept),
         cut_token_bytes=tuple(float(each * cut) for _, cut in kept),
         given_bytes=(float(_ID_BYTES), *(float(each * math.prod(shape)) for shape in options.given_on[:-1])),
+        by_tokens=options.model is None,  # where tokens are what between layers is made of, only ours is known to be so
         bucket_bytes=options.bucket_bytes,
     )

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
-from unskew.runtime.model.tensor_parallel import Shard, cross_entropy, entered, looked_up, summed
+from unskew.runtime.model.tensor_parallel import Shard, TokensPart, cross_entropy, entered, looked_up, summed
 from unskew.runtime.size import VOCABULARY, ModelSize
 
 Deferred = list[tuple[nn.Parameter, Tensor, Tensor]]
@@ -34,15 +34,22 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, deferred: Deferred | None = None) -> Tensor:
         return product(x, self.weight, deferred)
 
+    def by_columns(self, x: Tensor, tokens: int, deferred: Deferred | None, shard: Shard | None) -> Tensor:
+        """What a part of it gives for all of so many tokens, of which a member has all, or its own."""
+        if shard is not None and shard.sequence_parallel:
+            return product(x, self.weight, deferred, TokensPart(shard, tokens))
+        return product(entered(x, shard), self.weight, deferred)
 
-def product(x: Tensor, weight: Tensor, deferred: Deferred | None = None) -> Tensor:
+
+def product(x: Tensor, weight: Tensor, deferred: Deferred | None = None, part: TokensPart | None = None) -> Tensor:
     """`x` times a weight. Its gradient is left to `weight_gradients` where there is a list for it; under autocast all that is
-    multiplied is rounded, and the weight and the sum of its gradients are not."""
+    multiplied is rounded, and the weight and the sum of its gradients are not. `part`: `x` is of a member's tokens, the product
+    of all."""
     rounded = torch.is_autocast_enabled(x.device.type)
-    if deferred is None and not rounded:
+    if deferred is None and not rounded and part is None:
         return functional.linear(x, weight)
     x = x.to(torch.get_autocast_dtype(x.device.type)) if rounded else x
-    y: Tensor = _Product.apply(x, weight, deferred)  # type: ignore[no-untyped-call]
+    y: Tensor = _Product.apply(x, weight, deferred, part)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -54,19 +61,21 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, deferred: Deferred | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, deferred: Deferred | None, part: TokensPart | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.deferred = deferred
-        return functional.linear(x, weight.to(x.dtype))
+        ctx.deferred, ctx.part = deferred, part
+        return functional.linear(x if part is None else part.all_of(x), weight.to(x.dtype))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dx = dy @ weight.to(dy.dtype)
+        if ctx.part is not None:
+            x, dx = ctx.part.all_of(x), ctx.part.shard.sum_tokens(dx)
         if ctx.deferred is None:
-            return dx, _weight_gradient(weight, x, dy), None
+            return dx, _weight_gradient(weight, x, dy), None, None
         ctx.deferred.append((weight, x.detach(), dy))
-        return dx, None, None
+        return dx, None, None, None
 
 
 def _weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
@@ -111,30 +120,31 @@ class Layer(nn.Module):
         self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None = None, shard: Shard | None = None
     ) -> Tensor:
         """`deferred`: the backward pass leaves the gradients of the linear layers' weights to `weight_gradients`, which takes
-        what it adds to this list. `shard`: this rank's place in the group that has the whole layer, where it has a part."""
+        what it adds to this list. `shard`: this rank's place in the group that has the whole layer, where it has a part; where
+        that is sequence-parallel, hidden states are of its tokens."""
+        tokens = sum(lengths)
         if self.embedding is not None:
             x = self.embedding(x) if shard is None else looked_up(x, self.embedding.weight, self.vocabulary, shard)
         if self.has_block:
-            attended = self._attend(entered(_rms_norm(x, self.attention_norm), shard), lengths, deferred)
-            x = x + summed(self.out(attended, deferred), shard)
-            gate, up = self.gate_up(entered(_rms_norm(x, self.ffn_norm), shard), deferred).chunk(2, dim=-1)
+            qkv = self.qkv.by_columns(_rms_norm(x, self.attention_norm), tokens, deferred, shard)
+            x = x + summed(self.out(self._attend(qkv, lengths), deferred), shard)
+            gate, up = self.gate_up.by_columns(_rms_norm(x, self.ffn_norm), tokens, deferred, shard).chunk(2, dim=-1)
             x = x + summed(self.down(functional.silu(gate) * up, deferred), shard)
         if self.head is None or self.final_norm is None:
             return x
-        logits: Tensor = self.head(entered(_rms_norm(x, self.final_norm), shard), deferred)
-        return logits
+        return self.head.by_columns(_rms_norm(x, self.final_norm), tokens, deferred, shard)
 
     def loss(self, y: Tensor, targets: Tensor, shard: Shard | None = None) -> Tensor:
         """The sum over the tokens."""
         return cross_entropy(y, targets, self.vocabulary, shard)
 
-    def _attend(self, x: Tensor, lengths: Sequence[int], deferred: Deferred | None) -> Tensor:
+    def _attend(self, qkv: Tensor, lengths: Sequence[int]) -> Tensor:
         # A loop over documents: a block-diagonal mask would cost tokens^2, and no variable-length kernel runs on CPU.
-        tokens = len(x)
-        qkv: Tensor = self.qkv(x, deferred).view(tokens, 3, self.heads, self.width)
+        tokens = len(qkv)
+        qkv = qkv.view(tokens, 3, self.heads, self.width)
         if self.heads == 0:  # of a small part of few heads
             return qkv.reshape(tokens, 0)
-        cos, sin = _rotary_tables(tuple(lengths), self.width, x.dtype, x.device)
+        cos, sin = _rotary_tables(tuple(lengths), self.width, qkv.dtype, qkv.device)
         query, key = _rotate(qkv[:, :2], cos, sin).unbind(1)
         # One leading dimension for the batch: only so does the fast CPU kernel take them.
         documents = [torch.split(part.transpose(0, 1)[None], list(lengths), dim=2) for part in (query, key, qkv[:, 2])]

@@ -4,25 +4,48 @@ Hidden states and norms are the same on every member. A linear layer that is cut
 the gradients that come back are summed), one cut by rows gives a part of a sum (`summed`). Embedding and output head are cut by
 tokens of the vocabulary, and so is the loss: nobody has all logits. Each sum is one collective, which every member begins in
 the same order, because all execute the same actions.
+
+In a sequence-parallel group (Korthikanti et al. 2022, section 4.2.2) each member has its tokens of hidden states and norms
+alone: a linear layer that is cut by columns gathers them all, and once more in the backward pass instead of keeping them
+(`by_columns` in model.py); `summed` gives each the sums of its own.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 
 class Shard(Protocol):
-    """One member's place in its group."""
+    """One member's place in its group; `sequence_parallel`: it has its tokens of what is not cut, instead of all."""
+
+    sequence_parallel: bool = False
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all members' tensors, in place. Raises `PeerLost`."""
 
     def gather(self, tensor: Tensor) -> Tensor:
         """All members' tensors: [member, ...]. Raises `PeerLost`."""
+
+    def sum_tokens(self, tensor: Tensor) -> Tensor:
+        """Of the sum of all members' tensors [token, ...] this member's tokens. Raises `PeerLost`."""
+
+    def gather_tokens(self, own: Tensor, tokens: int) -> Tensor:
+        """All of so many tokens, of which each member has its own. Raises `PeerLost`."""
+
+
+class TokensPart(msgspec.Struct, eq=False):
+    """This member has its part of so many `tokens`."""
+
+    shard: Shard
+    tokens: int
+
+    def all_of(self, own: Tensor) -> Tensor:
+        return self.shard.gather_tokens(own, self.tokens)
 
 
 def entered(x: Tensor, shard: Shard | None) -> Tensor:
@@ -34,10 +57,11 @@ def entered(x: Tensor, shard: Shard | None) -> Tensor:
 
 
 def summed(part: Tensor, shard: Shard | None) -> Tensor:
-    """The sum of the members' parts."""
+    """The sum of the members' parts; in a sequence-parallel group of this member's tokens."""
     if shard is None:
         return part
-    y: Tensor = _PartialSum.apply(part, shard)  # type: ignore[no-untyped-call]
+    of = _PartialSum if not shard.sequence_parallel else _TokensSum
+    y: Tensor = of.apply(part, shard)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -76,6 +100,17 @@ class _PartialSum(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, dy: Tensor) -> tuple[Tensor, None]:
         return dy, None
+
+
+class _TokensSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, shard: Shard) -> Tensor:
+        ctx.shard, ctx.tokens = shard, len(part)
+        return shard.sum_tokens(part)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return ctx.shard.gather_tokens(dy, ctx.tokens), None
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import pairwise
+from math import prod
 from queue import SimpleQueue
 from stat import S_ISSOCK
 from typing import Any, Protocol
@@ -21,6 +23,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from unskew.analytics.shards.crossings import share_ends
 from unskew.analytics.shards.together import steps_of_sum
 from unskew.runtime.rank.progress import LONGEST_WAIT, RankProgress
 
@@ -248,6 +251,15 @@ class Comm:
         self._waiter.wait(work)
         return torch.stack(rows)
 
+    def all_to_all(self, tensor: Tensor, lengths: Sequence[int], group: tuple[int, ...]) -> Tensor:
+        """`lengths[m]` rows of `tensor` go to member m of a group; what all members have for this one: [member, row, ...]."""
+        own = lengths[group.index(self.rank)]
+        rows = tensor.new_empty(len(group) * own, *tensor.shape[1:])
+        with _peer_lost():
+            work = self._groups[group].alltoall_base(rows, tensor, [own] * len(group), list(lengths))
+        self._waiter.wait(work)
+        return rows.view(len(group), own, *tensor.shape[1:])
+
     def stop(self) -> None:
         """Shut the sockets of this plan's groups: Gloo's own abort frees nobody, a closed socket frees both ends in
         milliseconds."""
@@ -278,14 +290,27 @@ class Comm:
 
 
 class Team:
-    """This rank among the members of its tensor-parallel group; `blocked_ns`: how long it has waited for them in all;
-    `priced_us`: what their exchanges have taken in all by `price`: (steps of a ring, bytes of each) -> us."""
+    """This rank among the members of its tensor-parallel group; `sequence_parallel`: each has its tokens of what is not cut;
+    `blocked_ns`: how long it has waited for them in all; `priced_us`: what their exchanges have taken in all by `price`: (steps
+    of a ring, bytes of each) -> us."""
 
     def __init__(
-        self, comm: Comm, ranks: tuple[int, ...], progress: RankProgress, price: Callable[[int, float], float] = lambda *_: 0.0
+        self,
+        comm: Comm,
+        ranks: tuple[int, ...],
+        progress: RankProgress,
+        price: Callable[[int, float], float] = lambda *_: 0.0,
+        *,
+        sequence_parallel: bool = False,
     ) -> None:
         self._comm, self.ranks, self._progress, self._price = comm, ranks, progress, price
+        self.sequence_parallel = sequence_parallel
         self.blocked_ns, self.priced_us = 0, 0.0
+
+    def tokens_of(self, tokens: int) -> range:
+        """Which of so many this member stands for."""
+        ends, member = share_ends(tokens, len(self.ranks)), self.ranks.index(self._comm.rank)
+        return range(ends[member], ends[member + 1])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all members' tensors, in place; of rounded ones the sum is not. Raises `PeerLost`."""
@@ -294,6 +319,27 @@ class Team:
         with self._waiting():
             self._comm.all_reduce(flat, self.ranks).wait()
         return tensor if flat is tensor else tensor.copy_(flat)
+
+    def sum_tokens(self, tensor: Tensor) -> Tensor:
+        """Of the sum of all members' tensors [token, ...] this member's tokens. Raises `PeerLost`."""
+        flat = tensor.to("cpu", torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype).contiguous()
+        lengths = self._lengths(len(flat))
+        self.priced_us += self._price(steps_of_sum(len(self.ranks)) // 2, flat.nbytes / len(self.ranks))
+        with self._waiting():
+            parts = self._comm.all_to_all(flat, lengths, self.ranks)
+        return parts.sum(0).to(tensor.device, tensor.dtype)
+
+    def gather_tokens(self, own: Tensor, tokens: int) -> Tensor:
+        """All of so many tokens, of which each member has its own. Raises `PeerLost`."""
+        lengths = self._lengths(tokens)
+        n_bytes = tokens * prod(own.shape[1:]) * own.element_size()
+        self.priced_us += self._price(steps_of_sum(len(self.ranks)) // 2, n_bytes / len(self.ranks))
+        padding = own.new_empty(max(lengths) - len(own), *own.shape[1:])
+        rows = self.gather_unpriced(torch.cat((own, padding)) if len(padding) else own)
+        return torch.cat([row[:length] for row, length in zip(rows, lengths, strict=True)])
+
+    def _lengths(self, tokens: int) -> list[int]:
+        return [end - first for first, end in pairwise(share_ends(tokens, len(self.ranks)))]
 
     def gather(self, tensor: Tensor) -> Tensor:
         """All members' tensors: [member, ...]. Raises `PeerLost`."""

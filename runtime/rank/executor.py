@@ -16,20 +16,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
 from math import prod
 
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from unskew.analytics.core.plan import Plan, splits_backward
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.actions import Action, ActionKey
 from unskew.analytics.pipeline.gradient_sync import ActionStep
 from unskew.analytics.scheduler.kept import KeptGradients
-from unskew.analytics.shards.crossings import Crossing, crossings, share_ends
+from unskew.analytics.shards.crossings import Crossing, crossings
 from unskew.analytics.shards.parts import size_of
 from unskew.collector.events import ChunkKind, Span
 from unskew.runtime.links import Links
@@ -99,7 +97,9 @@ class Executor:
         for step in (step for turn in steps.values() for step in turn):
             self._parts.setdefault(step.action.key, []).append(step.action)
         team = plan.team_of.get(comm.rank)
-        self._team = None if team is None else Team(comm, team, progress, links.together_us)
+        by_tokens = plan.token_parts(comm.rank) > 1
+        price = links.together_us
+        self._team = None if team is None else Team(comm, team, progress, price, sequence_parallel=by_tokens)
         self._share = size_of(plan.role_of[comm.rank].part)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
@@ -206,10 +206,22 @@ class Executor:
         due = [kept for kept in self._held[key] if kept.first >= action.first_layer]
         with self._adding(action, whole=not self._split):
             backward(due, dy, partial(self._layer, *key))
+            self._sum_uncut(action)
         del self._held[key][-len(due) :]  # only now: a break in the middle of it leaves it unexecuted
         if not self._held[key]:
             del self._held[key]
         return _NOTHING
+
+    def _sum_uncut(self, action: Action) -> None:
+        """Where each member has its tokens alone, the gradients of what all of them have are those of all tokens after this."""
+        layers = range(action.first_layer, action.first_layer + action.n_layers)
+        parameters = [one for layer in layers for one in self._layers[layer].uncut]
+        if self._team is None or not self._team.sequence_parallel or not parameters:
+            return
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        flat = self._team.sum(torch.cat([one.reshape(-1) for one in gradients]))
+        for parameter, part in zip(parameters, torch.split(flat, [one.numel() for one in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
 
     def _weights(self, action: Action) -> None:
         key = action.micro_batch, action.hop
@@ -276,9 +288,11 @@ class Executor:
             return
         posted = []
         receivers = self._plan.routes[action.micro_batch].hops[action.hop].ranks
-        for one in crossings(self._batch.tokens(action.micro_batch) * prod(self._shape(action)), source, receivers):
+        of_token = prod(self._shape(action))
+        for one in crossings(self._batch.tokens(action.micro_batch), source, receivers):
             if one.receiver == self._comm.rank:
-                place = torch.empty(one.end - one.first + self._header(one.sender, one.receiver), dtype=self._dtype)
+                size = (one.end - one.first) * of_token
+                place = torch.empty(size + self._header(one.sender, one.receiver), dtype=self._dtype)
                 posted.append((one, self._comm.receive(place, one.sender, _tag(*key))))
         self._arriving[key] = posted, self._device.now_us()
 
@@ -305,21 +319,14 @@ class Executor:
             )  # fmt: skip
             parts.append(flat[header:])
             last_us = max(last_us, ready_us)
-        flat = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if self._team is not None:
+        flat = parts[0] if len(parts) == 1 else torch.cat([*parts, torch.empty(0, dtype=self._dtype)])
+        tensor = flat.view(-1, *self._shape(action))
+        if self._team is not None and not self._team.sequence_parallel:
             priced_us = self._team.priced_us
-            flat = self._gathered(self._team, flat, self._batch.tokens(action.micro_batch) * prod(self._shape(action)))
+            tensor = self._team.gather_tokens(tensor, self._batch.tokens(action.micro_batch))
             last_us = last_us if self._device.emulated else self._device.now_us()
             last_us += round(self._team.priced_us - priced_us)
-        tensor = flat.view(-1, *self._shape(action)).to(self._device.torch_device)
-        return tensor, last_us, last_us - start_us, spans
-
-    def _gathered(self, team: Team, share: Tensor, size: int) -> Tensor:
-        """A flat tensor of which each member has received its share."""
-        ends = share_ends(size, len(team.ranks))
-        lengths = [end - first for first, end in pairwise(ends)]
-        shares = team.gather(functional.pad(share, (0, max(lengths) - len(share))))
-        return torch.cat([row[:length] for row, length in zip(shares, lengths, strict=True)])
+        return tensor.to(self._device.torch_device), last_us, last_us - start_us, spans
 
     def _shape(self, action: Action) -> tuple[int, ...]:
         """Of what this action takes, for each token."""
@@ -344,10 +351,13 @@ class Executor:
         if hops[hop].ranks == hops[action.hop].ranks:
             self._local[key] = tensor
             return
-        flat = tensor.to("cpu").reshape(-1)
-        for one in crossings(len(flat), hops[action.hop].ranks, hops[hop].ranks):
+        tokens, here = self._batch.tokens(action.micro_batch), tensor.to("cpu")
+        team = self._team
+        begins = team.tokens_of(tokens).start if team is not None and team.sequence_parallel else 0
+        for one in crossings(tokens, hops[action.hop].ranks, hops[hop].ranks):
             if one.sender == self._comm.rank:
-                self._send(flat[one.first : one.end], one.receiver, action, _tag(*key))
+                part = here[one.first - begins : one.end - begins]
+                self._send(part.reshape(-1), one.receiver, action, _tag(*key))
 
     def _send(self, flat: Tensor, peer: int, action: Action, tag: int) -> None:
         posted_us, wall_us = self._device.now_us(), 0

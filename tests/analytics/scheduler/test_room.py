@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from unskew.analytics.core.device_profiles import profile
@@ -115,6 +116,24 @@ def test_ranks_recompute_in_plans_that_have_no_room_otherwise() -> None:
     assert free.baseline_us < proposal.baseline_us, "a B that recomputes takes an F longer"
     assert len({one.recompute for one in proposal.considered}) > 1
     assert {"joint planner", "laid out anew"} <= {one.name for one in proposal.considered}
+
+
+def test_groups_divide_their_tokens_before_they_recompute() -> None:
+    """Each step where the one before does not suffice, of the first stage, which has most micro-batches in flight."""
+    plan = uniform_plan(tp=2, pp=2, dp=1, n_layers=4, micro_batches=4)
+    memory = LayerMemory(
+        gradient_bytes=(100,) * 4, token_bytes=(6.0,) * 4, cut_token_bytes=(4.0,) * 4, bucket_bytes=100,
+        given_bytes=(1.0,) * 4, by_tokens=True,
+    )  # fmt: skip
+    modes = [((), ()), ((), (0, 1)), ((0, 1), (0, 1))]
+    needs = [peak_bytes(plan.recomputing(*mode), memory, 100)[0] for mode in modes]
+    assert needs == sorted(set(needs), reverse=True)
+    for need, (again, by_tokens) in zip(needs, modes, strict=True):
+        fitted = Room(memory=memory, tokens=100, rank_bytes=need).fitted(plan)
+        assert {role.rank for role in fitted.roles if role.sequence_parallel and role.stage == 0} == set(by_tokens)
+        assert {role.rank for role in fitted.roles if role.recompute and role.stage == 0} == set(again)
+    undivided = Room(memory=msgspec.structs.replace(memory, by_tokens=False), tokens=100, rank_bytes=needs[1])
+    assert undivided.fitted(plan) == plan.recomputing((0, 1))
 
 
 def test_a_plan_that_ranks_cannot_go_over_to_is_no_candidate() -> None:

@@ -75,9 +75,11 @@ def random_plan(draw: np.random.Generator) -> Plan:
 
 
 def recomputing(plan: Plan, draw: np.random.Generator) -> Plan:
-    """Some ranks recompute, with all of their group."""
-    chosen = [rank for rank in plan.ranks if draw.random() < 0.3]
-    plan = plan.recomputing({member for rank in chosen for member in plan.team_of.get(rank, (rank,))})
+    """Some ranks recompute and some are sequence-parallel, each with all of their group."""
+    again, by_tokens = (
+        {member for rank in plan.ranks if draw.random() < 0.3 for member in plan.team_of.get(rank, (rank,))} for _ in range(2)
+    )
+    plan = plan.recomputing(again, by_tokens)
     validate(plan)
     return plan
 

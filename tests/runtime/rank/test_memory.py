@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+from support.training.replica_reference import expected_losses
 from support.training.runtime_runs import train
 from support.training.threads_comm import Arriving, Hub, Sent, ThreadComm, in_threads
 from torch import Tensor
@@ -101,6 +103,23 @@ def test_activations_of_a_rank_are_as_predicted(schedule: str, tp: int, pp: int,
             assert measured[rank] == pytest.approx(predicted[rank], rel=0.01, abs=SHARED if recompute else None)
     if recompute:
         assert measured[0] < 0.6 * peak_bytes(whole, memory(activations=True), TOKENS)[0]
+
+
+@pytest.mark.parametrize(("schedule", "tp"), [("1f1b", 2), ("1f1b", 3), ("zb-h1", 2)])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sequence_parallel_members_keep_their_own_tokens(schedule: str, tp: int, recompute: bool) -> None:
+    """Of each micro-batch, 64 tokens of which three members have 21 or 22, and of what its layers were given."""
+    size = ModelSize(n_layers=4, dim=72, heads=12)
+    plain = uniform_plan(tp=tp, pp=2, dp=1, n_layers=4, micro_batches=8, schedule=schedule)
+    again = plain.ranks if recompute else ()
+    plan, before = plain.recomputing(again, plain.ranks), executed(plain.recomputing(again), size)
+    predicted, measured = peak_bytes(plan, memory(activations=True, size=size), TOKENS), executed(plan, size)
+    for rank in plan.ranks:
+        assert measured[rank] < before[rank]
+        if schedule == "zb-h1":
+            assert measured[rank] <= 1.01 * predicted[rank] + SHARED
+        else:
+            assert measured[rank] == pytest.approx(predicted[rank], rel=0.01, abs=SHARED)
 
 
 @pytest.mark.slow
@@ -255,13 +274,18 @@ def test_ranks_recompute_where_memory_demands_it_and_losses_stay(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "tp"), [("zb-v", 1), ("interleaved", 1), ("1f1b", 2)])
 def test_iterations_in_which_ranks_recompute_are_predicted(tmp_path: Path, schedule: str, tp: int) -> None:
-    """Also where groups exchange more for it, and messages cost something."""
+    """Also where groups divide their tokens, for that does not suffice, exchange more for it, and messages cost something."""
     mib = {"zb-v": 7, "interleaved": 5, "1f1b": 3}[schedule]
-    links = {"link_us": 300, "link_mbps": 1_000} if tp > 1 else {}
+    links = {"link_us": 300, "link_mbps": 1_000, "tokens": 256} if tp > 1 else {}
     run = train(
         tmp_path, mode="approve", schedule=schedule, tp=tp, rank_mib=mib, **{**HEAVY, **links, "dp": 1, "iterations": 14}
     )
-    assert recomputing(run.of(PlanIssued)[0])
+    issued = run.of(PlanIssued)[0]
+    assert recomputing(issued)
+    if tp > 1:
+        assert (recomputing(issued), sequence_parallel(issued)) == ({0, 1}, {0, 1, 2, 3})
+        expected = expected_losses(msgspec.structs.replace(run.options, tp=1), {number: {0: number} for number in range(14)})
+        assert run.losses == pytest.approx(expected, rel=0, abs=1e-8)
     judged = [one for one in run.of(IterationJudged) if one.predicted_us is not None]
     assert judged
     for one in judged:
@@ -270,6 +294,10 @@ def test_iterations_in_which_ranks_recompute_are_predicted(tmp_path: Path, sched
 
 def recomputing(issued: PlanIssued) -> set[int]:
     return {role.rank for role in Plan.from_data(issued.plan).roles if role.recompute}
+
+
+def sequence_parallel(issued: PlanIssued) -> set[int]:
+    return {role.rank for role in Plan.from_data(issued.plan).roles if role.sequence_parallel}
 
 
 def memory(*, activations: bool, size: ModelSize = SIZE) -> LayerMemory:

@@ -102,6 +102,13 @@ class ThreadComm:
         self._hub.put((members, turn, self.rank), row)
         return torch.stack([self._hub.take((members, turn, rank), stays=True) for rank in members])
 
+    def all_to_all(self, tensor: Tensor, lengths: Sequence[int], group: tuple[int, ...]) -> Tensor:
+        turn = self._number(group)
+        self._hub.put((group, turn, self.rank), tensor)
+        place = group.index(self.rank)
+        mine = slice(sum(lengths[:place]), sum(lengths[: place + 1]))
+        return torch.stack([self._hub.take((group, turn, rank), stays=True)[mine] for rank in group])
+
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> Summing:
         turn = self._number(group)
         keys = [(group, turn, rank) for rank in group]
