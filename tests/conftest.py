@@ -28,6 +28,9 @@ STUCK_AFTER_S = 30.0
 GONE_WITHIN_S = 10.0
 MARK = "UNSKEW_TEST_SESSION"
 FAST = "not slow and not alone"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""While tests are collected, which imports torch and numpy: their threads would spin longer than they compute, on cores that
+others need. What tests start has the environment that people have."""
 NONE_FAST = re.compile(r"^pytestmark = (\[[^\]]*?)?pytest\.mark\.(slow|alone)\b", re.MULTILINE)
 STDERR = pytest.StashKey[int]()
 
@@ -37,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     here = settings.get_profile(settings.get_current_profile_name())
     settings.register_profile("no deadline", here, deadline=None)
     settings.load_profile("no deadline")
+    os.environ |= ONE_THREAD
     config.stash[STDERR] = os.dup(2)  # the real one: pytest captures 2 itself while a test runs
     # A runner makes the commands of an app anew for each call, which takes longer than most of them do.
     typer.testing._get_command = cache(typer.testing._get_command)  # type: ignore[attr-defined]
@@ -61,6 +65,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow"):
             longest_s[item.path] += _limit_s(item)
     items.sort(key=lambda item: -longest_s[item.path])
+
+
+def pytest_collection_finish() -> None:
+    for name in ONE_THREAD:
+        os.environ.pop(name, None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@ in the middle and the others go on with what they hold. The executor itself runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -39,15 +39,6 @@ pytestmark = pytest.mark.limit(60)
 CPU = torch.device("cpu")
 DEVICES: Sequence[Callable[[], Device]] = (partial(RealDevice, []), partial(VirtualDevice, [], PROFILES["steady"]))
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_each() -> Iterator[None]:
-    """A rank has one: more would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_plan(draw: np.random.Generator) -> Plan:
