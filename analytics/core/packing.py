@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
+from numpy.random import PCG64, Generator
 
 
 class PackingError(ValueError):
@@ -27,7 +27,7 @@ def pack(
     """
     packed: list[list[int]] = []
     room = 0
-    for document in _drawn(len(document_lengths), np.random.Generator(np.random.PCG64((seed, iteration)))):
+    for document in _drawn(len(document_lengths), Generator(PCG64((seed, iteration)))):
         length = int(document_lengths[document])
         if not 1 <= length <= max_tokens:
             raise PackingError(f"document {document} has {length} tokens, allowed are 1 to {max_tokens}")
@@ -46,7 +46,7 @@ def pack(
     return tuple(tuple(documents) for documents in packed)
 
 
-def _drawn(count: int, generator: np.random.Generator) -> Iterator[int]:
+def _drawn(count: int, generator: Generator) -> Iterator[int]:
     """0..count-1 in random order, each drawn when it is asked for."""
     moved: dict[int, int] = {}
     for position in range(count):

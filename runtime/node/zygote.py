@@ -15,9 +15,10 @@ import sys
 import time
 from contextlib import suppress
 
-# The first backward imports it: a second's work, once here and not in all ranks.
+# The first backward imports it: a second's work, once here and not in all ranks; so does their first plan the other.
 import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
+import unskew.analytics.core.layout  # noqa: F401
 from unskew.collector.process_log import report
 from unskew.runtime.channel import Channel, readable
 from unskew.runtime.corpus import CorpusError

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import _dist2
 
 from unskew.analytics.shards.crossings import share_ends
 from unskew.analytics.shards.together import steps_of_sum
@@ -222,8 +223,6 @@ class Comm:
             self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
 
     def _group(self, name: str, members: Sequence[int]) -> Any:
-        from torch.distributed import _dist2  # noqa: PLC0415  (costs 0.2 s; only ranks need it)
-
         store = PrefixStore(f"plan{self.plan_version}{self._phase}/{name}", self._store)
         group = _dist2._BACKENDS["gloo"](store, members.index(self.rank), len(members), _BUILD, torch.device("cpu"))
         group.set_timeout(LONGEST_WAIT)

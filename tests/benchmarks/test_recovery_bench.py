@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.training.runtime_runs import SMALL
+from support.training.runtime_runs import SMALL, light
 
 from unskew.benchmarks.recovery import in_step, resume, soak
 from unskew.benchmarks.recovery.in_step import Death
@@ -41,7 +41,7 @@ def test_a_death_is_measured_both_ways(tmp_path: Path) -> None:
 @pytest.mark.limit(240)
 @pytest.mark.usefixtures("forked")
 def test_a_soak_strikes_and_nothing_is_lost(tmp_path: Path) -> None:
-    options = msgspec.structs.replace(SMALL, dp=4, iterations=45, micro_batches=8)
+    options = light(msgspec.structs.replace(SMALL, dp=4, iterations=45, micro_batches=8))
     with bars() as progress:
         found = soak.figures(Bench(progress, Store(tmp_path)), options, seeds=[1])
     assert [one.name for one in found if one.ok is False] == []

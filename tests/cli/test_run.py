@@ -18,6 +18,7 @@ from urllib.request import urlopen
 
 import pytest
 from support.training.runtime_runs import wait_until
+from support.training.warm_processes import warm_process
 from typer.testing import CliRunner
 
 from unskew.cli import app
@@ -35,12 +36,6 @@ def unskew(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "unskew", *arguments]
 
 
-def trained(*arguments: str, cwd: Path) -> str:
-    ended = subprocess.run(unskew(*arguments), capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
-    assert ended.returncode == 0, ended.stderr + ended.stdout
-    return ended.stdout
-
-
 def output(*arguments: str, exit_code: int = 0) -> str:
     """What a command that reads prints, called in this process."""
     ended = CliRunner().invoke(app, arguments)
@@ -54,7 +49,9 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     for name in ("torch", "numpy", "streamlit", "unskew"):  # where a person works on these: none of our processes takes them
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the foreign folder was imported')")
-    printed = trained(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store, cwd=tmp_path)
+    command = unskew(*SMALL, "--iterations", "5", "--no-dashboard", "--json", str(answer), *store)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr + ended.stdout
     facts = json.loads(answer.read_text())
     assert {
         "run_id",
@@ -79,8 +76,8 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
     assert (facts["device"], facts["iterations"], len(facts["losses"])) == ("virtual", 5, 5)
     assert (facts["status"], facts["committed"], facts["events"]["log_complete"]) == ("done", 5, True)
     assert facts["events"]["written"] == facts["events"]["stored"]
-    assert str(tmp_path / "store") in printed
-    assert facts["run_id"] in printed
+    assert str(tmp_path / "store") in ended.stdout
+    assert facts["run_id"] in ended.stdout
     rows = json.loads(output("sql", "select iteration, loss from iterations order by 1", "--format", "json", *store))
     assert [row["loss"] for row in rows] == pytest.approx(facts["losses"])
     watched = output("watch", *store)
@@ -121,7 +118,7 @@ def test_a_run_that_is_over_is_called_the_same_by_its_summary_sql_and_diagnosis(
 ) -> None:
     """Whatever the machine is like: on a busy one the summary said well, the diagnosis that it cannot be judged."""
     store, answer = ["--store", str(tmp_path / "store")], tmp_path / "run.json"
-    trained(*SMALL, *options, "--no-dashboard", "--json", str(answer), *store, cwd=Path.cwd())
+    assert warm_process().start_command(*SMALL, *options, "--no-dashboard", "--json", str(answer), *store).wait(60) == 0
     stated = [json.loads(answer.read_text())["outcome"]]
     question = "select outcome, smallest_slowdown, why from outcomes"
     stated += json.loads(output("sql", question, "--format", "json", *store))

@@ -170,14 +170,18 @@ IMPORTED_AFTERWARDS = """
 import sys
 import unskew.runtime.node.zygote
 import torch
+from unskew.analytics.core.packing import pack
 from unskew.runtime.model.layers import HeldLayer
+from unskew.runtime.options import RunOptions
 from unskew.runtime.size import ModelSize
 before = set(sys.modules)
 held = HeldLayer(ModelSize(n_layers=3, dim=8, heads=1), 1, seed=0, dtype=torch.float32, device=torch.device("cpu"))
 out = held.module(torch.randn(4, 8, requires_grad=True), [4])
 torch.autograd.backward(out, torch.ones_like(out))
 held.step()
-print(sorted(name for name in set(sys.modules) - before if name.startswith(("torch", "sympy"))))
+RunOptions().first_plan()
+pack([4] * 9, seed=0, iteration=0, micro_batches=2, max_tokens=8)
+print(sorted(set(sys.modules) - before))
 """
 
 
