@@ -41,6 +41,8 @@ _TRAIN = ("train_step_time", "train_step_timing", "train_step_timing in s")
 _VALIDATION = ("validation_step_time", "validation_step_timing", "val_step_time")
 _LOSS = ("reduced_train_loss", "train_loss", "loss")
 _PROGRESS = ("step", "step_num", "samples_count")
+NEARLY = 0.9
+"""Of the distance between two lines."""
 
 
 class _StepTime(msgspec.Struct, frozen=True):
@@ -97,7 +99,7 @@ def _run(path: Path, name: str) -> ImportedRun:
     if not recorded and not any(steps.values()):
         raise FormatError(f"{path}: no {'whole ' * bool(cut)}line of this file has {_MARK}")
     unit, timed, attempts = StepUnit(), list[IterationTimed](), Attempts()
-    back: list[tuple[int, int]] = []
+    back, between = list[tuple[int, int]](), list[tuple[int, int]]()
     for rank, own in steps.items():
         blocks = _block_means(own)
         recorded += [_block(step, rank or 0) for step in own if step.progress in blocks]
@@ -105,9 +107,10 @@ def _run(path: Path, name: str) -> ImportedRun:
         unit = unit_of(counted, _count(facts, "global_batch_size"), _count(facts, "max_sequence_length"))
         timed += [_timed(step, rank, unit, attempts) for step in counted]
         back += gone_back([step.progress // unit.per_iteration for step in counted])
-    facts |= {"told_again": attempts.earlier, "went_back": back, "step_unit": msgspec.to_builtins(unit)}
+        between += _restarted_between(counted, unit)
+    facts |= {"told_again": attempts.earlier, "went_back": [*back, *between], "step_unit": msgspec.to_builtins(unit)}
     iterations, ranks = len({event.iteration for event in timed}), len({event.rank for event in timed} - {None})
-    notes = (*_unit_notes(unit), *attempts.notes(), *notes_of_gone_back(back), *cut_notes(cut))
+    notes = (*_unit_notes(unit), *attempts.notes(), *notes_of_gone_back(back), *_notes_of_restarts(between), *cut_notes(cut))
     return ImportedRun(name=name, events=[*recorded, *timed], ranks=ranks, iterations=iterations, facts=facts, notes=notes)
 
 
@@ -129,9 +132,39 @@ def _timed(step: _StepTime, rank: int | None, unit: StepUnit, attempts: Attempts
 
 
 def _block_means(steps: Sequence[_StepTime]) -> set[int]:
-    """The steps that are out of line: after each the log goes on where it was before. A restart goes on from further back."""
-    progress = [step.progress for step in steps]
-    return {now for before, now, after in zip(progress, progress[1:], progress[2:], strict=False) if before < after < now}
+    """The steps that are out of line: after each the log goes on where it was before, as far as it usually does from line to
+    line. Where it is the step itself that is so far from the one before, the job was restarted behind it."""
+    progress, usual = [step.progress for step in steps], _usual_rise(steps)
+    return {
+        now
+        for before, now, after in zip(progress, progress[1:], progress[2:], strict=False)
+        if before < after < now and abs(after - before - usual) <= abs(now - before - usual)
+    }
+
+
+def _restarted_between(steps: Sequence[_StepTime], unit: StepUnit) -> list[tuple[int, int]]:
+    """(to, from): where the log goes on from an iteration to one that is nearer than lines are apart, though as many steps have
+    had their time as are between two lines: a restarted job, which counts these from `to` on, or from later."""
+    usual = _usual_rise(steps)
+    least = NEARLY * usual / unit.per_iteration
+    return [
+        (max(round(b.progress - usual) // unit.per_iteration, 0), a.progress // unit.per_iteration)
+        for a, b in pairwise(steps)
+        if 0 < b.progress - a.progress < NEARLY * usual and b.at_us - a.at_us >= least * b.wall_us
+    ]
+
+
+def _notes_of_restarts(found: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    return tuple(
+        f"behind iteration {since} a line comes earlier than lines do, and not sooner: a job that was restarted from iteration "
+        f"{to} or later, and what it reported from there on before counts as well"
+        for to, since in sorted(set(found))
+    )
+
+
+def _usual_rise(steps: Sequence[_StepTime]) -> float:
+    """How far it is from line to line."""
+    return median([b.progress - a.progress for a, b in pairwise(steps) if b.progress > a.progress] or [0])
 
 
 def unit_of(steps: Sequence[_StepTime], batch_size: int | None, sequence_length: int | None) -> StepUnit:

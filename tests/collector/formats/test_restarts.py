@@ -59,6 +59,44 @@ def test_a_restart_between_two_lines_is_stated_and_never_calm_where_it_is_long(
     assert f"whether iterations from {to} to {until} count" in found
 
 
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("back", [3, 10, 19])
+def test_a_restart_by_less_than_one_line_distance_is_stated(times: int, back: int, tmp_path: Path) -> None:
+    """A line every twenty steps, counted in sequences of 48 to a step. The line before a restart was taken for the mean of a
+    block, and both attempts were one series."""
+    steps, restarts, noise = [*range(20, 600, 20)], list[tuple[int, int]](), random.Random(back)
+    for _ in range(times):
+        restarts.append((steps[-1] - back, steps[-1]))
+        steps += range(steps[-1] - back, steps[-1] + 600, 20)
+    lines = [mllog("global_batch_size", 48, 0.0)]
+    for place, step in enumerate(steps):
+        stats = {"train_step_time": noise.gauss(2, 0.02)}
+        lines.append(mllog("tracked_stats", stats, 40_000.0 * place, samples_count=48 * step))
+    (tmp_path / "t.log").write_text("".join(lines))
+    (run,) = mlperf.read(tmp_path / "t.log")
+    assert run.facts["went_back"] == restarts
+    assert [note.split(",")[0] for note in run.notes if "it goes back" in note] == [
+        f"it goes back from iteration {since} to {to}" for to, since in restarts
+    ]
+    assert [event.iteration for event in run.events if isinstance(event, IterationTimed)] == steps
+
+
+@pytest.mark.parametrize(("passed", "stated"), [(40_000.0, True), (190_000.0, True), (14_000.0, False)])
+def test_a_line_that_comes_early_after_the_time_of_a_whole_distance_is_a_restart(
+    passed: float, stated: bool, tmp_path: Path
+) -> None:
+    """Every twenty steps of 2 s, then one seven steps on. Seven steps later it is a line out of turn, no restart."""
+    steps = [*range(20, 600, 20), *range(587, 1100, 20)]
+    lines, at_ms = [mllog("global_batch_size", 48, 0.0)], 0.0
+    for step in steps:
+        at_ms += passed if step == 587 else 40_000.0
+        lines.append(mllog("tracked_stats", {"train_step_time": 2.0}, at_ms, samples_count=48 * step))
+    (tmp_path / "t.log").write_text("".join(lines))
+    (run,) = mlperf.read(tmp_path / "t.log")
+    assert run.facts["went_back"] == ([(567, 580)] if stated else [])
+    assert any("restarted from iteration 567 or later" in note for note in run.notes) == stated
+
+
 def test_what_counts_is_the_last_attempt_wherever_the_log_is_cut(tmp_path: Path) -> None:
     """Half of it projected already, half not: a later attempt that was faster must not be hidden by the slower one."""
     (tmp_path / "t.csv").write_text("step,seconds,loss\n7,9.0,3\n8,9.0,3\n7,2.0,\n8,3.0,2\n")
