@@ -75,8 +75,8 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     what was probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer, `maybe_coreless_us`: by how much more at most, where they
-    passed while an emulated device went on; `idle`: rank -> the part of its chunks' own time in which it wanted none, where
-    that was measured."""
+    passed while an emulated device went on, `late_us`: for how long the rank that was late most began chunks late, as far as it
+    had had no core; `idle`: rank -> the part of its chunks' own time in which it wanted none, where that was measured."""
 
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
@@ -88,4 +88,5 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     without_core: dict[int, float] = {}
     coreless_us: float = 0.0
     maybe_coreless_us: float = 0.0
+    late_us: float = 0.0
     idle: dict[int, float] = {}

@@ -100,11 +100,12 @@ def outcome_of(
     dropped: Mapping[str, int] = {},
     unexplained: UnexplainedTime | None = None,
     costs: Sequence[str] = (),
+    ended: int = 0,
 ) -> Outcome:
     """The outcome of a run. `failure`: how it ended, where that alone is wrong; `lacks`: what its log lacks by its own word,
     `gaps`: what else it lacks for a judgement, a sentence each; `dropped`: type -> events it lacks; `costs`: what time is lost
-    for though nothing is wrong, a sentence each. All but `gaps`, which are a reason of not judging alone, are stated whatever
-    the outcome."""
+    for though nothing is wrong, a sentence each; `ended`: how many verdicts of a run that goes on hold no longer. All but
+    `gaps`, which are a reason of not judging alone, are stated whatever the outcome."""
     decisive, job = closest(sights), [sight for sight in sights if sight.scope == "job"]
     smallest = decisive.smallest_slowdown if decisive.sees else None
     judged = [decisive, *(sight for sight in job if sight != decisive)]
@@ -122,7 +123,10 @@ def outcome_of(
     if lacks or gaps or blind or too_much:
         why = "; ".join([*lacks, *gaps, *blind, *stated, *drops])
         return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=why)
-    return Outcome(outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *drops]))
+    before = [f"{ended} verdict{'s' * (ended > 1)} before, no longer open"] if ended else []
+    return Outcome(
+        outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *drops, *before])
+    )
 
 
 def _since_and_until(verdict: Verdict) -> str:
@@ -143,10 +147,8 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
         lacks.append(words.NO_END)
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     named = [judged.verdict for judged in (state.by_urgency if over is None else (*state.by_urgency, *state.ended_verdicts))]
-    now = outcome_of(named, [_live_sight(state)], failure=failure, lacks=lacks, dropped=state.dropped)
-    if not (ended := len(state.verdicts) - len(named)) or now.outcome != "well":
-        return now
-    return msgspec.structs.replace(now, why=f"{now.why}; {ended} verdict{'s' * (ended > 1)} before, no longer open")
+    ended = len(state.verdicts) - len(named)
+    return outcome_of(named, [_live_sight(state)], failure=failure, lacks=lacks, dropped=state.dropped, ended=ended)
 
 
 def _holds(found: Diagnosed, over: RunFinished) -> bool:

@@ -174,8 +174,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
         return log_gap(self.started, self.finished)
 
     def is_open(self, state: VerdictState) -> bool:
-        """Whether a verdict still holds: it is not closed, and not about dead ranks that have all rejoined."""
-        verdict = state.verdict
+        return self.holds(state.verdict)
+
+    def holds(self, verdict: ev.Verdict) -> bool:
+        """Whether a verdict is not closed, and not about dead ranks that have all rejoined."""
         back = verdict.cause == "dead" and verdict.culprits and all(party.rank in self.rejoined for party in verdict.culprits)
         return verdict.until_iteration is None and not back
 

@@ -133,10 +133,10 @@ def diagnose(log: RunLog) -> Diagnosis:
             verdicts += findings.verdicts
     if findings is not None and findings.of_job is not None:
         sights.append(findings.of_job)
-        unexplained = _worse(unexplained, findings.long_ones)
+        unexplained = (_located if log.released and seen == "chunks" else _worse)(unexplained, findings.long_ones)
     gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
     outcome = outcome_of(
-        _urgent_first(log, faults(verdicts)),
+        holding := _urgent_first(log, faults(verdicts)),
         sights,
         failure=log.failure,
         lacks=_lacks(log),
@@ -144,6 +144,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         dropped=log.dropped,
         unexplained=unexplained,
         costs=[*(one.sentence for one in verdicts if clears_all(one)), *_without_cores(lost_s, whole_s)],
+        ended=len(faults(verdicts)) - len(holding),
     )
     return Diagnosis(
         run_id=log.run,
@@ -169,10 +170,12 @@ def _in_order(
 
 
 def _urgent_first(log: RunLog, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """For the headline: what stood open in the run itself, what waits for a person first, what a plan has answered last."""
-    standing = [one.verdict for one in reduce(fold, log.control, RunState()).by_urgency]
-    places = {(one.cause, one.culprits): place for place, one in enumerate(standing)}
-    return sorted(verdicts, key=lambda one: places.get((one.cause, one.culprits), len(places)))
+    """For the headline: what stood open in the run itself, what waits for a person first, what a plan has answered last. Of a
+    run that goes on what holds now, as every screen has it."""
+    state = reduce(fold, log.control, RunState())
+    places = {(one.verdict.cause, one.verdict.culprits): place for place, one in enumerate(state.by_urgency)}
+    held = [one for one in verdicts if log.end != "running" or state.holds(one)]
+    return sorted(held, key=lambda one: places.get((one.cause, one.culprits), len(places)))
 
 
 def _costliest(verdicts: Sequence[Verdict], lost_s: Mapping[str, float]) -> float:
@@ -280,6 +283,13 @@ def _unexplained(time_lost_s: dict[str, float], whole_s: float) -> UnexplainedTi
     return UnexplainedTime(
         of_lost=unexplained_s / lost_s, of_measured=unexplained_s / whole_s, where=f"; most of it {WITHOUT_CAUSE[most]}"
     )
+
+
+def _located(by_replay: UnexplainedTime | None, as_live: UnexplainedTime | None) -> UnexplainedTime | None:
+    """What the loop would have said of the time without a cause, which decides, with the place where a replay finds most."""
+    if as_live is None or as_live.where or by_replay is None:
+        return as_live
+    return msgspec.structs.replace(as_live, where=by_replay.where)
 
 
 def _worse(one: UnexplainedTime | None, other: UnexplainedTime | None) -> UnexplainedTime | None:

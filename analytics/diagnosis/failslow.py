@@ -59,9 +59,7 @@ def followed(rehearsal: Rehearsal) -> tuple[IterationSample, ...]:
 def follow_run(log: RunLog) -> FailSlowResult:
     """One of our own runs again by the controller's rules and today's thresholds: predictors learned on the way, losses, plans,
     probes and measurements on standby where the run had them."""
-    rehearsal = ControllerRehearsal(
-        [_completed(log, event) for event in log.control], log.released, Adaptation.begin(_site(log))
-    )
+    rehearsal = rehearsal_of(log)
     seen, monitor = followed(rehearsal), rehearsal.monitor
     verdicts = settled(event for event in rehearsal.made if isinstance(event, Verdict | VerdictClosed))
     if monitor.fitted is None:
@@ -69,6 +67,12 @@ def follow_run(log: RunLog) -> FailSlowResult:
     of_device, of_job = monitor.sights
     findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained)
     return FailSlowResult(findings, monitor.fitted.model, seen)
+
+
+def rehearsal_of(log: RunLog) -> ControllerRehearsal:
+    """The rules with what befell the run, before the first iteration."""
+    control = [_completed(log, event) for event in log.control]
+    return ControllerRehearsal(control, log.released, Adaptation.begin(_site(log)))
 
 
 def _site(log: RunLog) -> Site:

@@ -11,6 +11,7 @@ once, for nothing predicts how long a part of it takes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 
@@ -41,6 +42,8 @@ from unskew.collector.events import (
 )
 
 _PATIENCE_POLLS = 20
+ROUNDED_US = 2
+"""Moments of two spans that differ by so little may be one."""
 _OF_ITERATIONS = (Span, MicroBatchPacked, IterationCommitted, GpuState, GradientsKept)
 BESIDE_CHUNKS = frozenset({"optimizer", "data_wait", "other", *PAUSES})
 
@@ -143,6 +146,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
     works = {micro_batch: work_of(lengths) for micro_batch, lengths in opened.packed.items()}
     chunks = [span for span in counted if span.kind in CHUNK_KINDS]
     buckets, coreless_us = _buckets(counted), _coreless_us(counted, sure=True)
+    maybe_us = _coreless_us(counted, sure=False) - coreless_us
     return IterationTelemetry(
         committed=CommittedIteration(
             iteration=mark.iteration,
@@ -162,7 +166,8 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         beside=tuple(BesideChunks(span.rank, span.kind, _own_us(span)) for span in counted if span.kind in BESIDE_CHUNKS),
         without_core=_without_core(chunks),
         coreless_us=coreless_us,
-        maybe_coreless_us=_coreless_us(counted, sure=False) - coreless_us,
+        maybe_coreless_us=maybe_us,
+        late_us=_late_us(counted) if maybe_us else 0.0,
         idle=_idle(chunks, opened.marks),
     )
 
@@ -210,11 +215,34 @@ def _coreless_us(spans: list[Span], *, sure: bool) -> float:
         if span.kind in CHUNK_KINDS or span.kind in BESIDE_CHUNKS:
             own[span.rank] += round(_own_us(span))
         if span.kind != "probe":
-            within_us = span.runq_us or 0
-            if sure and span.compute_us is not None:
-                within_us = min(within_us, max(span.wall_us - span.compute_us - (span.wait_tp_us or 0), 0))
-            coreless[span.rank] += within_us
+            coreless[span.rank] += _longer_us(span) if sure else span.runq_us or 0
     return float(max((own + coreless).values(), default=0) - max(own.values(), default=0))
+
+
+def _longer_us(span: Span) -> int:
+    """By how much the time that it had no core made a span longer."""
+    ready_us = span.runq_us or 0
+    if span.compute_us is None:
+        return ready_us
+    return min(ready_us, max(span.wall_us - span.compute_us - (span.wait_tp_us or 0), 0))
+
+
+def _late_us(spans: list[Span]) -> float:
+    """For how long the rank that was late most began chunks later than it could, for nothing was under way on it and nothing
+    came in; as far as it had had no core in chunks which did not become longer for it."""
+    by_rank: dict[int, list[Span]] = {}
+    for span in spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    late = [0.0]
+    for own in by_rank.values():
+        ends, left, of_rank = sorted(one.start_us + one.wall_us for one in own), 0, 0
+        for span in sorted((one for one in own if one.kind in CHUNK_KINDS), key=_start_us):
+            before = bisect_right(ends, span.start_us + ROUNDED_US)
+            us = max(min(span.start_us - ends[before - 1], left), 0) if before else 0
+            of_rank += us
+            left += (span.runq_us or 0) - _longer_us(span) - us
+        late.append(float(of_rank))
+    return max(late)
 
 
 def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tuple[GroupStep, ...]:

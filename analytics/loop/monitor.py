@@ -32,6 +32,7 @@ from unskew.analytics.detector.published import resihp
 from unskew.analytics.detector.series.ranges import Sample
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
+from unskew.analytics.loop.account import TimeAccount, account_of
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.predictor.retraining import IterationSample, Retraining, scores_of, turned
@@ -81,8 +82,9 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
-    """Never changed, only replaced. `verdicts`: the newest revision of each, by number, also of closed ones; `known`: speeds
-    that others than the Detector have found; `side_by_side`: others compare ranks from the first iteration on."""
+    """Never changed, only replaced. `account`: where the time went; `verdicts`: the newest revision of each, by number, also of
+    closed ones; `known`: speeds that others than the Detector have found; `side_by_side`: others compare ranks from the first
+    iteration on."""
 
     options: DetectorOptions
     retraining: Retraining
@@ -90,6 +92,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     job: JobPace = JobPace()
     gpus: dict[int, GpuHistory] = {}
     known: dict[int, dict[str, float]] = {}
+    account: TimeAccount = TimeAccount()
     verdicts: dict[int, Verdict] = {}
     side_by_side: bool = False
 
@@ -123,8 +126,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unexplained(self) -> UnexplainedTime:
-        """What iterations took that were long for no cause."""
-        return job_wide.long_ones(self.job.state, self._job_options, self.job.held)
+        """What was lost for no cause: by all that iterations took, or by those that were long."""
+        long_ones = job_wide.long_ones(self.job.state, self._job_options, self.job.held)
+        of_all = self.account.unexplained
+        return long_ones if long_ones.too_much and not of_all.too_much else of_all
 
     @property
     def _job_options(self) -> JobWideOptions:
@@ -153,7 +158,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         to_learn = found.judged.predicted_us if cost.cores is None else None
         sample = IterationSample(released, plan, speeds, to_learn, scores_of(found.judged), cost.slow_links)
         after, verdicts = self._with_verdicts(state, found.verdicts)
-        after, of_job = after._seeing(sample, prediction)._job_judged(sample, predicted_us, verdicts, uneven_us)
+        after = after._seeing(sample, prediction)._accounting(cost, sample)
+        after, of_job = after._job_judged(sample, predicted_us, verdicts, uneven_us)
         return after, JudgedIteration(
             judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=(*verdicts, *of_job)
         )
@@ -183,7 +189,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         again = None
         if turns and min(turns.values()) <= retraining.fitted_at:
             retraining, again = retraining.fitted_again("speeds known")
-        return msgspec.structs.replace(self, retraining=retraining), () if again is None else (again,)
+        after = msgspec.structs.replace(self, retraining=retraining)
+        if turns and (cost := after.cost) is not None:
+            after = after._accounting(cost, *(one for one in retraining.seen if one.committed.iteration >= min(turns.values())))
+        return after, () if again is None else (again,)
 
     def expected_us(self, plan: Plan, recent: int) -> float | None:
         """Mean predicted iteration of `plan` on those of the `recent` batches that are large enough for it; None before
@@ -257,6 +266,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         outside = (*self.job.outside, 1 - inside_us / measured_us)[-OUTSIDE_OVER:]
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, outside=outside))
 
+    def _accounting(self, cost: CostModel, *samples: IterationSample) -> Monitor:
+        """With where the time of these iterations went."""
+        account = self.account.adding(*(account_of(one, one.known(cost)) for one in samples))
+        return msgspec.structs.replace(self, account=account)
+
     def _job_judged(
         self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float
     ) -> tuple[Monitor, Verdicts]:
@@ -319,8 +333,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
-        samples = [self._over(one, one.predicted_by(cost)) for one in seen]
-        return self._job_steps(samples, samples[-1][0]) if samples else (self, ())
+        after = self._accounting(cost, *self.retraining.seen)
+        samples = [after._over(one, one.predicted_by(cost)) for one in seen]
+        return after._job_steps(samples, samples[-1][0]) if samples else (after, ())
 
     def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:
         """With the job's new state and its verdicts, numbered among the others."""
