@@ -161,20 +161,19 @@ def long_ones(state: JobWideState, options: JobWideOptions, held: Iterable[Sampl
 
 
 def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTime:
-    """What a job takes since beyond its very first iterations, where these are too few for its pace to be learned from them."""
+    """What a job takes beyond its very first iterations, too few for its pace to be learned from, or not yet as long."""
     if len(state.start) < options.least_past or not state.past:
         return UnexplainedTime()
-    pace = _noise(state.past, options).middle
-    logs, iterations = within(state.start, pace), [one[0] for one in state.start]
-    for n in range(1, options.least_known + 1):
-        faster = pace - float(np.median(logs[:n]))
-        below = max(pace - min(logs[n:]), options.sigma_floor)  # lone values: how alike neighbours are says nothing of them
-        if faster >= max(BOUND * below, 2 * log(options.least_slowdown)):
-            where = (
-                f"; iterations take {exp(faster):.2f} times as long as until iteration {iterations[n - 1]}, too early to know"
-            )
-            return UnexplainedTime(of_measured=1 - exp(-faster), where=where)
-    return UnexplainedTime()
+    pace, first, least = _noise(state.past, options).middle, _noise(state.start, options), log(options.least_slowdown)
+    logs, found = within(state.start, pace), list[tuple[float, float, str]]()
+    for n in range(1, options.least_known + 1):  # by lone values: how alike neighbours are says nothing of these
+        faster, sure = pace - float(np.median(logs[:n])), BOUND * max(pace - min(logs[n:]), options.sigma_floor)
+        found.append((faster, max(sure, 2 * least), f"until iteration {state.start[n - 1][0]}"))
+    sure = DRIFT_SIGMAS * MEDIAN_ERROR * first.sigma / sqrt(len(logs))
+    found.append((pace - first.middle, max(sure, 1.5 * least), f"the first {len(logs)}"))
+    faster, since = next(((faster, since) for faster, sure, since in found if faster >= sure), (0.0, ""))
+    where = f"; iterations take {exp(faster):.2f} times as long as {since}, too early to know" if since else ""
+    return UnexplainedTime(of_measured=1 - exp(-faster), where=where)
 
 
 def _rise(sigma: float, limits: CusumLimits, n: int) -> float:

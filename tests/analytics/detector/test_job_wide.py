@@ -255,6 +255,23 @@ def test_a_job_slow_from_its_second_or_third_iteration_to_its_end_is_not_called_
         assert unexplained.where.endswith(f"times as long as until iteration {at - 1}, too early to know")
 
 
+@pytest.mark.parametrize(("factor", "over"), [(1.5, 25), (1.3, 20), (2.5, 40), (1.15, 16), (1.0, 25)])
+@pytest.mark.parametrize("sd", [0.004, 0.02])
+def test_a_job_that_becomes_slower_from_its_first_iteration_on_is_not_called_well(factor: float, over: int, sd: float) -> None:
+    """A ramp that is over before the job's pace is known: it was called well, 1.5 times as slow."""
+    times = job_times(17, 130, sd=sd, spikes=0.0)
+    times *= np.minimum(1 + (factor - 1) * np.arange(len(times)) / over, factor)
+    state, verdicts = follow(enumerate(times))
+    assert (verdicts != [] or long_ones(state, JobWideOptions()).too_much) == (factor > 1)
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.7])
+def test_a_noisy_job_is_not_taken_for_one_that_began_faster(alike: float) -> None:
+    for seed in range(40):
+        state, _ = follow(enumerate(job_times(900 + seed, 120, sd=0.05, alike=alike, spikes=0.0)))
+        assert "as the first" not in long_ones(state, JobWideOptions()).where, seed
+
+
 def test_a_job_that_became_faster_is_judged_by_its_new_pace() -> None:
     times = job_times(2, 600, sd=0.03)
     times[200:] *= 0.7
