@@ -63,7 +63,7 @@ class VerdictState(msgspec.Struct, frozen=True):
 
 class ProposalState(msgspec.Struct, frozen=True):
     """A proposal and what became of it; `answers` are the verdicts that it is for, `refused` is the last command about it that
-    could not be carried out, `note` the last that was noted about it."""
+    could not be carried out, `left`: auto leaves it to people, `note` the last that was noted about it."""
 
     proposed: ev.PlanProposed
     answers: frozenset[int] = frozenset()
@@ -72,6 +72,7 @@ class ProposalState(msgspec.Struct, frozen=True):
     failed: ev.PlanFailed | None = None
     scored: ev.PlanScored | None = None
     refused: ev.CommandRefused | None = None
+    left: bool = False
     note: ev.Note | None = None
 
     @property
@@ -154,7 +155,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             return None
         asked = self.mode == "approve"
         optional = (one for one in self.open_proposals if one.proposed.optional)
-        return next((one for one in optional if asked or (one.refused is not None and one.refused.by == "auto")), None)
+        return next((one for one in optional if asked or one.left), None)
 
     @property
     def by_urgency(self) -> tuple[VerdictState, ...]:
@@ -249,8 +250,9 @@ def _proposals(state: RunState, event: ev.Control) -> dict[str, ProposalState]:
         case ev.PlanScored():
             states = _known(states, event.proposal, scored=event)
         case ev.CommandRefused():
-            # Such as "approve p3".
-            states = _known(states, event.command.rpartition(" ")[2], refused=event)
+            name = event.command.rpartition(" ")[2]  # such as "approve p3"
+            left = event.by == "auto" or (name in states and states[name].left)
+            states = _known(states, name, refused=event, left=left)
         case ev.Note():
             states = _known(states, event.proposal, note=event)
     return states

@@ -182,6 +182,8 @@ class ApprovalQueue(msgspec.Struct, frozen=True, kw_only=True):
         if len(recent := self._recent(iteration)) >= limits.most_changes:
             until = recent[-limits.most_changes] + limits.within
             rate = f"{limits.most_changes} changes in {limits.within} iterations at most"
+            if until >= self.iterations:
+                return CommandRefused(command=f"approve {name}", by="auto", reason=f"mode auto makes {rate}, which are made")
             return Note(text=f"{name} waits until iteration {until}: mode auto makes {rate}", by="auto", proposal=name)
         if self.last_change is not None and iteration - self.last_change < limits.least_apart:
             until = self.last_change + limits.least_apart

@@ -145,7 +145,7 @@ VIEWS: dict[str, str] = {
                    left join (select run, arg_max(mode, seq) as mode
                               from ({own_columns(events.ModeChanged)}) group by run) changed using (run)
                    anti join ({own_columns(events.RunFinished)}) finished using (run)) going_on using (run)
-        left join (select run, regexp_extract(command, '[^ ]*$') as proposal, arg_max("by", seq) = 'auto' as by_auto
+        left join (select run, regexp_extract(command, '[^ ]*$') as proposal, bool_or("by" = 'auto') as by_auto
                    from ({own_columns(events.CommandRefused)}) group by run, proposal) refused using (run, proposal)
         left join (
             select run, proposal, arg_max(decision, seq) as status, max(at_us) as at_us,

@@ -136,5 +136,7 @@ def test_in_mode_auto_a_proposal_waits_for_a_person_where_a_lasting_limit_refuse
     assert state.waiting is None
     state = fold(state, refused)
     assert state.waiting == state.proposals["a"]
+    wrong = fold(state, CommandRefused(command="approve a", by="ann", reason="it does not fit"))
+    assert wrong.waiting is not None, "a command that is refused afterwards ends no waiting"
     assert fold(state, ModeChanged(mode="observe", by="ann")).waiting is None
     assert fold(state, RunFinished(status="stopped", iterations=5)).waiting is None

@@ -146,6 +146,19 @@ def test_a_limit_of_auto_that_lasts_is_said_once_and_leaves_the_proposal_to_peop
     assert settled(approval_queue.take(approved), 13)[1] is not None
 
 
+def test_a_limit_that_the_run_does_not_outlast_leaves_the_proposal_to_people() -> None:
+    """It was said to wait until an iteration that the run does not have, and nobody was asked."""
+    limits = AutoLimits(most_changes=1, within=ITERATIONS)
+    approval_queue, _ = lay(queue("auto", limits), found())
+    approval_queue, applied, _ = settled(approval_queue, 11)
+    assert applied is not None
+    approval_queue, name = lay(approval_queue, found(), 30)
+    approval_queue, applied, events = settled(approval_queue, 31)
+    reason = f"mode auto makes 1 changes in {ITERATIONS} iterations at most, which are made"
+    assert (applied, events) == (None, [CommandRefused(command=f"approve {name}", by="auto", reason=reason)])
+    assert settled(approval_queue.take(decide(approval_queue, "approve", name)), 33)[1] is not None
+
+
 def test_a_limit_of_auto_that_passes_is_said_once_before_the_change() -> None:
     approval_queue = queue("auto", LIMITS)
     recovery = approval_queue.recovery(PLAN, PLAN, "rank 1 was lost", verdict=None, iteration=20, expected_us=None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
+from functools import partial, reduce
 from pathlib import Path
 
 import pytest
 from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import LONG_CHUNKS, Run, train
 
+from unskew.analytics.core.run_state import RunState, fold
+from unskew.analytics.loop.approval_queue import ApprovalQueue, AutoLimits
 from unskew.analytics.replay.replay import replay
 from unskew.collector.command import Command
 from unskew.collector.events import (
@@ -92,6 +95,29 @@ def test_in_mode_approve_a_change_waits_for_a_person(tmp_path: Path, undisturbed
     assert run.losses == pytest.approx(undisturbed[:30], rel=0, abs=1e-12)
     with pytest.raises(CommandError, match=f"run {run.id} has no living controller .* nobody would act on 'approve'"):
         person.approve(run)
+
+
+def approves_what_auto_leaves(run: Run, entry: Entry) -> None:
+    event = entry.event
+    if isinstance(event, CommandRefused) and event.by == "auto":
+        target = event.command.removeprefix("approve ")
+        waiting = reduce(fold, run.events, RunState()).waiting
+        reason = "both are slow" if waiting is not None and waiting.proposed.proposal == target else "it waits for nobody"
+        send(run.store, run.id, Command(kind="approve", run=run.id, by="mira", target=target, reason=reason))
+
+
+def test_a_limit_of_auto_that_is_reached_is_said_and_a_person_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One change in a thousand iterations; then another device turns slow."""
+    once = partial(ApprovalQueue, limits=AutoLimits(most_changes=1, within=1000))
+    monkeypatch.setattr("unskew.analytics.loop.controller_state.ApprovalQueue", once)
+    faults = SLOW, "slow:rank=3,factor=3,at=22"
+    run = train(tmp_path, *faults, base=LONG_CHUNKS, iterations=60, mode="auto", on_event=approves_what_auto_leaves)
+    first, second = run.of(PlanApproved)
+    assert (first.by, second.by, second.reason) == ("auto", "mira", "both are slow")
+    (reached,) = run.of(CommandRefused)
+    assert reached.reason == "mode auto makes 1 changes in 1000 iterations at most, which are made"
+    assert reached.command == f"approve {second.proposal}"
+    assert [one.proposal for one in run.of(PlanApplied)] == ["", first.proposal, second.proposal]
 
 
 class ChangesTheirMind:
