@@ -25,7 +25,7 @@ from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
 from unskew.collector.events import DetectionLimit, Event, PlanApplied, Verdict
 from unskew.collector.paths import Store
-from unskew.runtime.attach.watcher import JobWatcher
+from unskew.runtime.attach.outside.watcher import JobWatcher
 
 SEEDS = 20
 SOON, RIGHT = 10, 95

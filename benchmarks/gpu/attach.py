@@ -27,7 +27,7 @@ from unskew.benchmarks.report import Figure, digits, figure
 from unskew.benchmarks.runs import Bench, tried
 from unskew.collector.events import DetectionLimit, Event, IterationCommitted, MicroBatchPacked, Span
 from unskew.collector.paths import Store
-from unskew.runtime.attach.watcher import JobWatcher
+from unskew.runtime.attach.outside.watcher import JobWatcher
 
 LATER = attach_job.LATE_FROM
 LATE = (*CAUSES, f"forward@{LATER}", f"backward@{LATER}", f"device@{LATER}")

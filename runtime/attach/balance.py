@@ -77,11 +77,11 @@ class BalancedLoader:
         self._own = Division(samples=(loader.batch_size,) * self._ranks)
         # By what all ranks have in common: one whose measuring has failed still votes.
         on = os.environ.get("UNSKEW") != "0"
-        watched = on and os.environ.get(ACTS) == "1"
+        watched, group = _agreed(self._ranks, watched=os.environ.get(ACTS) == "1") if on else (False, None)
+        self._group: Any = group
         at_once = on and not watched and length is not None
         first = msgspec.structs.replace(self._own, window=window) if at_once else self._own
         self._plan = PlanForRanks(plan_version=0, division=first)
-        self._group = dist.new_group(backend="gloo") if self._ranks > 1 and watched else None
         self._members = tuple(range(self._ranks))
         self._turn = self._at = 0
         self._coming: tuple[int, PlanForRanks] | None = None
@@ -271,6 +271,17 @@ class BalancedLoader:
     def _seen(self, loss: torch.Tensor) -> None:
         if self._loss is None:
             self._loss = loss_of(loss)
+
+
+def _agreed(ranks: int, *, watched: bool) -> tuple[bool, dist.ProcessGroup | None]:
+    """Whether all ranks are watched, and then the group in which they vote: those of other nodes may have been started without
+    the command that makes plans."""
+    if ranks == 1:
+        return watched, None
+    group = dist.new_group(backend="gloo")
+    ballot = torch.tensor([int(watched)])
+    dist.all_reduce(ballot, op=dist.ReduceOp.MIN, group=group)
+    return bool(ballot), group if ballot else None
 
 
 def _samplers(loader: DataLoader[Any], ranks: int) -> list[Any]:

@@ -44,8 +44,8 @@ LONGEST_FINISH_S = 5.0
 LEAST_STILL_S, STILL_FACTOR = 8.0, 10.0
 """Without progress for so long, and for so many of the longest pauses before, a rank writes down what its flight recorder has:
 who hangs is then seen from who did not join."""
-MOST_ERROR = 400
-"""Characters of the exception that ended a loop."""
+MOST_ERROR, MOST_CAUSES = 400, 3
+"""Characters of the exception that ended a loop; and how many are told, of those that it came of."""
 
 
 class JobFacts(NamedTuple):
@@ -85,6 +85,15 @@ class _Step:
     def __exit__(self, error: object, *_: object) -> None:
         if error is None and (loop := self._session.loop()) is not None:
             self._session.guarded(loop.left)
+
+
+def _in_words(error: BaseException | None) -> str:
+    """What ended the loop, and what that came of: what a framework raises says less than torch did; "" = nothing did."""
+    found: list[str] = []
+    while error is not None and len(found) < MOST_CAUSES:
+        found.append(f"{type(error).__name__}: {str(error)[: MOST_ERROR // 2]}")
+        error = error.__cause__ or error.__context__
+    return ", after ".join(found)
 
 
 def _peak_of_process() -> int:
@@ -181,8 +190,7 @@ class LoopSession:
         self._report()
         if self._spool is not None:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-            text = f"{type(error).__name__}: {error}"[:MOST_ERROR] if error is not None else ""
-            self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), error=text))
+            self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), error=_in_words(error)[:MOST_ERROR]))
             self._spool.close()
             self._spool = None
 
@@ -253,6 +261,7 @@ class LoopSession:
                 off=(*self.off, *facts.unknown),
             )
         )
+        spool.flush_soon()  # a rank that dies at once is known then
         self._spool, self._rank = spool, facts.rank
         device, product = f"{node}:{facts.rank}", self.product
         if self.gpu_clock is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from unskew.collector.events import RunStarted
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.write.control_stream import ControlStream
 from unskew.commands.train import watch
-from unskew.runtime.attach.watcher import JobWatcher, watch_command
+from unskew.runtime.attach.outside.command import watch_command
+from unskew.runtime.attach.outside.watcher import JobWatcher
 
 SCRIPT = """
 import os, sys, time
@@ -41,6 +44,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step, x in enumerate(DataLoader(torch.randn(16 * 40, 128), batch_size=16)):
     if what == "dies" and rank == 1 and step == 30:
         raise ValueError("no such file")
+    if what == "killed" and rank == 1 and step == 3:
+        os.kill(os.getpid(), 9)
     optimizer.zero_grad()
     y = model(x)
     (Slow.apply(y) if what == "slow" and rank == 1 else y).square().mean().backward()
@@ -65,7 +70,7 @@ def diagnosed(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.alone
 @pytest.mark.limit(120)
-@pytest.mark.parametrize(("what", "code", "cause"), [("slow", 0, "slow_device"), ("dies", 1, "dead")])
+@pytest.mark.parametrize(("what", "code", "cause"), [("slow", 0, "slow_device"), ("dies", 1, "dead"), ("killed", 1, "dead")])
 def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str, code: int, cause: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -85,9 +90,47 @@ def test_an_untouched_script_is_watched_while_it_runs(tmp_path: Path, what: str,
         assert summary["iterations"] == 40
         assert min(verdict["speed"], key=verdict["speed"].get) == "B"
     else:
-        assert "ValueError: no such file" in verdict["sentence"]
+        # Who is killed in the first steps has ended, as its peer has, before the watcher has seen them begin.
+        assert {"dies": "ValueError: no such file", "killed": "signal SIGKILL"}[what] in verdict["sentence"]
     (found,) = [one for one in diagnosed(tmp_path)["verdicts"] if one["cause"] != "input_bound"]
     assert (found["cause"], [party["rank"] for party in found["culprits"]]) == (cause, [1])
+
+
+@pytest.mark.alone
+@pytest.mark.limit(120)
+@pytest.mark.parametrize(
+    ("what", "sentence"), [("slow", "rank 1 runs its backward pass"), ("dies", "ValueError: no such file")]
+)
+def test_ranks_that_somebody_else_has_started_are_watched_by_the_name_of_their_run(
+    tmp_path: Path, what: str, sentence: str
+) -> None:
+    script, store = tmp_path / "train.py", tmp_path / "store"
+    script.write_text(f"import unskew; unskew.attach(){SCRIPT}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    place |= {"UNSKEW_STORE": str(store), "UNSKEW_RUN": "job"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), what],
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in range(2)
+    ]
+    try:
+        until = time.monotonic() + 60.0
+        while not (store / "spool" / "job").is_dir() and time.monotonic() < until:
+            time.sleep(0.05)
+        command = [sys.executable, "-m", "unskew", "watch", "--store", str(store), "job"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    finally:
+        for rank in ranks:
+            rank.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert sentence in done.stdout + done.stderr
+    assert "rank 0 died" not in done.stdout + done.stderr
+    again = CliRunner().invoke(app, ["watch", "--store", str(store), "job"])
+    assert (again.exit_code, "controller" in again.output) == (0, False), again.output
 
 
 @pytest.mark.slow

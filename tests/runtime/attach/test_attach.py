@@ -18,7 +18,7 @@ from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.edge.load_run import load_run
-from unskew.runtime.attach.watcher import JobWatcher
+from unskew.runtime.attach.outside.watcher import JobWatcher
 
 CAUSES = {"loader": "input_bound", "forward": "slow_device", "backward": "slow_device", "optimizer": "slow_device",
           "other": "slow_device"}  # fmt: skip

@@ -36,11 +36,11 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach import seams
-from unskew.runtime.attach.exits import Exits
 from unskew.runtime.attach.flights import last_flights
+from unskew.runtime.attach.outside.exits import Exits
+from unskew.runtime.attach.outside.watcher import JobWatcher
 from unskew.runtime.attach.session import JobFacts, LoopSession
 from unskew.runtime.attach.start import run_name
-from unskew.runtime.attach.watcher import JobWatcher
 from unskew.terminal.time_by_phase import PhaseTimes, phase_table
 
 
@@ -132,8 +132,8 @@ def test_a_hang_is_named_by_who_waits_for_nobody_and_not_before_its_time() -> No
 
 
 def test_ends_are_seen_in_their_order_and_with_their_status() -> None:
-    commands = [("import time; time.sleep(.6)", 0), ("import os, signal, time; time.sleep(.1); os.kill(os.getpid(), 9)", 9),
-                ("import sys, time; time.sleep(.35); sys.exit(3)", 3 << 8)]  # fmt: skip
+    commands = [("import time; time.sleep(.6)", 0), ("import os, signal, time; time.sleep(.1); os.kill(os.getpid(), 9)", -9),
+                ("import sys, time; time.sleep(.35); sys.exit(3)", 3)]  # fmt: skip
     started = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code, _ in commands]
     exits = Exits()
     for rank, process in enumerate(started):
@@ -223,6 +223,28 @@ def test_a_rank_that_said_goodbye_while_the_log_was_read_is_not_called_dead(tmp_
         watcher.finish(1)
         watcher.close()
     assert lost == []
+
+
+def test_the_end_of_a_process_has_a_time_only_where_it_was_watched_before() -> None:
+    exits, processes = Exits(), [subprocess.Popen(["sh", "-c", "read _; exit 3"], stdin=subprocess.PIPE) for _ in range(3)]
+    try:
+        exits.watch(0, processes[0].pid)
+        for process in processes[:2]:
+            assert process.stdin is not None
+            process.stdin.close()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        exits.watch(1, processes[1].pid)
+        processes[2].communicate()
+        exits.watch(2, processes[2].pid)
+        until = time.monotonic() + 10.0
+        while len(exits.seen) < 3 and time.monotonic() < until:
+            time.sleep(0.01)
+    finally:
+        exits.close()
+        for process in processes:
+            process.communicate()
+    found = {one.rank: (one.at_s is None, one.status) for one in exits.seen}
+    assert found == {0: (False, 3), 1: (True, 3), 2: (True, None)}
 
 
 def test_ranks_of_one_start_share_the_name_of_their_run() -> None:

@@ -15,8 +15,8 @@ from unskew.collector.paths import Store
 from unskew.collector.write.commands import hold_controller_lock, send
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.asked.probe_file import read_probe
+from unskew.runtime.attach.outside.watcher import JobWatcher
 from unskew.runtime.attach.timeline import LoopTimeline
-from unskew.runtime.attach.watcher import JobWatcher
 
 RUN = "run-1"
 

@@ -16,7 +16,7 @@ from support.jobs.framework_job import CHUNKS, MICRO_BATCHES, STEPS, UNTOUCHED_S
 
 from unskew.collector.events import Event, IterationJudged, MicroBatchPacked, PlanApplied, Span, Verdict
 from unskew.collector.paths import Store
-from unskew.runtime.attach.watcher import JobWatcher
+from unskew.runtime.attach.outside.watcher import JobWatcher
 
 NEEDS = {"hf": "transformers", "lightning": "lightning", "torchtitan": "torchtitan"}
 FRAMEWORKS = ("fsdp2", "hf", "lightning")

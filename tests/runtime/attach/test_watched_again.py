@@ -19,8 +19,8 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.edge.recorded_run import recorded_run
+from unskew.runtime.attach.outside.watcher import JobWatcher
 from unskew.runtime.attach.timeline import LoopTimeline
-from unskew.runtime.attach.watcher import JobWatcher
 
 RUN, RANKS, STEPS, SLOW_FROM = "watched", 2, 40, 20
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +34,7 @@ from unskew.commands.common import (
 
 if TYPE_CHECKING:
     from unskew.collector.alerts.rules import Rule
+    from unskew.collector.events import RunFinished
     from unskew.collector.paths import Store
     from unskew.runtime.attach.acting import ActOptions
 
@@ -79,6 +83,12 @@ def watch(
                 refuse(f"{option} is for a command that is started: unskew watch {option} ... -- CMD...")
         place = locate(store)
         name = known_run(place, run) if run is not None else last_run(place)
+        from unskew.collector.write.commands import controller_alive
+        from unskew.runtime.attach.outside.command import unwatched, watch_ranks
+
+        if not controller_alive(place, name) and unwatched(place, name):  # ranks that somebody else has started
+            watch_training(place, name, partial(watch_ranks, place, name), json=None, html=html)
+            return
         follow_run(place, name)
         write_report(place, name, html)
     elif not command or run is not None:
@@ -87,7 +97,7 @@ def watch(
         from unskew.runtime.attach.acting import ActOptions
 
         act = ActOptions(mode=mode or "observe", replace=None if replace is None else handed_to(replace))
-        raise typer.Exit(watch_training(locate(store), command, act, json=json, html=html))
+        raise typer.Exit(start_training(locate(store), command, act, json=json, html=html))
 
 
 def handed_to(text: str) -> Rule:
@@ -161,18 +171,38 @@ def follow_run(place: Store, name: str) -> None:
     warn(follow.problems)
 
 
-def watch_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
-    """Start, watch, sum up; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
+def start_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
+    """Start and watch; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
+    from unskew.collector.paths import checked_name
+    from unskew.runtime.attach.outside.command import unwatched, watch_command
+
+    place.enter()
+    run = os.environ.get("UNSKEW_RUN") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    with checking_input("UNSKEW_RUN"):
+        checked_name("run", run)
+    if run in store_runs(place) and not unwatched(place, run):
+        refuse(f"UNSKEW_RUN: there is a run {run} already in {place.root}; unset it, or give it another name")
+
+    def watching(**hooks: Any) -> tuple[int, RunFinished | None]:
+        try:
+            return watch_command(place, run, command, act=act, **hooks)
+        except OSError as error:
+            fail(f"{command[0]} cannot be started: {error.strerror or error}")
+
+    return watch_training(place, run, watching, json=json, html=html)
+
+
+def watch_training(
+    place: Store, run: str, watching: Callable[..., tuple[int, RunFinished | None]], *, json: Path | None, html: Path | None
+) -> int:
+    """Show what is found while `watching` goes on, and sum it up; the code that it ends with."""
     from unskew.collector.read.reader import open_store
-    from unskew.runtime.attach.watcher import watch_command
     from unskew.runtime.control.summary import SummaryBuilder
     from unskew.terminal.console import SafeConsole
     from unskew.terminal.live import Screen
     from unskew.terminal.live_view import render
     from unskew.terminal.time_by_phase import PhaseTimes, phase_table
 
-    place.enter()
-    run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     console, facts = SafeConsole(stderr=True), [("store", str(place.root)), ("run", run)]
     builder, phases = SummaryBuilder(), PhaseTimes()
     problems: list[str] = []
@@ -187,10 +217,7 @@ def watch_training(place: Store, command: list[str], act: ActOptions, *, json: P
             problems.append(why)
             warn([f"the training is not watched any more, and nothing is summed up at its end: {why}"])
 
-        try:
-            code, end = watch_command(place, run, command, act=act, on_entry=take, on_tick=screen.tick, on_problem=stops)
-        except OSError as error:
-            fail(f"{command[0]} cannot be started: {error.strerror or error}")
+        code, end = watching(on_entry=take, on_tick=screen.tick, on_problem=stops)
     if problems:
         return code
     if end is None:

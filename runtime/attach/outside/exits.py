@@ -4,35 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-STOPPED_BY = (signal.SIGTERM, signal.SIGINT)
-
-
-class Exit(NamedTuple):
-    """`status` as waitpid has it; None = the process was reaped before it could be read."""
-
-    rank: int
-    at_s: float
-    status: int | None
-
-    @property
-    def asked(self) -> bool:
-        """Whether somebody stopped it: a launcher ends the others so when one has died."""
-        return self.status is not None and os.WIFSIGNALED(self.status) and os.WTERMSIG(self.status) in STOPPED_BY
-
-    @property
-    def detail(self) -> str:
-        if self.status is None:
-            return "its process ended"
-        if os.WIFSIGNALED(self.status):
-            return f"signal {signal.Signals(os.WTERMSIG(self.status)).name}"
-        return f"exit code {os.WEXITSTATUS(self.status)}"
+from unskew.analytics.loop.watched.ends import Exit
 
 
 class Exits:
@@ -47,11 +23,20 @@ class Exits:
         self._thread.start()
 
     def watch(self, rank: int, pid: int) -> None:
-        """A process of this machine; one that is over already is not seen."""
-        with suppress(OSError):
+        """A process of this machine; one that is over already ended nobody knows when."""
+        try:
             descriptor = os.pidfd_open(pid)
-            self._processes[descriptor] = rank, pid
-            self._poll.register(descriptor, select.EPOLLIN)
+        except ProcessLookupError:
+            self.seen.append(Exit(rank, None, None))
+            return
+        except OSError:
+            return
+        if _is_over(descriptor):
+            self.seen.append(Exit(rank, None, _status(pid)))
+            os.close(descriptor)
+            return
+        self._processes[descriptor] = rank, pid
+        self._poll.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
         self._over.set()
@@ -68,9 +53,16 @@ class Exits:
                 self.seen.append(Exit(rank, time.monotonic(), _status(pid)))
 
 
+def _is_over(descriptor: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 def _status(pid: int) -> int | None:
     """Of a process that has ended and was not reaped yet: the last field of its line in /proc."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(" ", 1)[1])
+        return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().rsplit(" ", 1)[1]))
     except (OSError, ValueError):
         return None

@@ -1,20 +1,15 @@
-"""A command that trains, watched from outside: started unchanged, its ranks' log followed and judged, its end passed on.
+"""The ranks of one run, as their log and their processes show them: judged while they train, by whoever looks.
 
 One thread. It may die at any moment without harm to the training: ranks write to their spools, whoever reads them.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from types import FrameType
 
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.iteration import IterationTelemetry
@@ -25,6 +20,7 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.loop.watched import stalled
+from unskew.analytics.loop.watched.ends import Exit, died, first_dead
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -49,100 +45,24 @@ from unskew.collector.events import (
     VerdictClosed,
 )
 from unskew.collector.files.tail import Entry, Tail
-from unskew.collector.paths import Store, StoreError
-from unskew.collector.service.process import KeptCollector
-from unskew.collector.write.commands import hold_controller_lock
+from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
-from unskew.runtime.attach.asked.plan_file import ACTS
-from unskew.runtime.attach.exits import Exit, Exits
+from unskew.runtime.attach.outside.exits import Exits
 
-BOOT = Path(__file__).with_name("boot")
-POLL_S = 0.05
+SILENT_S = 60.0
+"""Each rank writes twice a second."""
 LAST_POLLS = 25
 """Beyond the patience of the intake."""
 DEVICE: DeviceKind = "cores"
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """The exit codes of a command that was stopped by a person or a scheduler."""
-
-
-def environment(store: Store, run: str, given: Mapping[str, str]) -> dict[str, str]:
-    """That of a command whose Python processes are to be measured."""
-    path = os.pathsep.join(part for part in (str(BOOT), given.get("PYTHONPATH", "")) if part)
-    return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run, ACTS: "1"}
-
-
-def watch_command(
-    store: Store,
-    run: str,
-    command: Sequence[str],
-    *,
-    act: ActOptions | None = None,
-    on_entry: Callable[[Entry], None] = lambda _: None,
-    on_tick: Callable[[], None] = lambda: None,
-    on_problem: Callable[[str], None] = lambda _: None,
-) -> tuple[int, RunFinished | None]:
-    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen, or it
-    could not be watched to its end, of which `on_problem` hears why. Raises `OSError` when the command cannot be started."""
-    with hold_controller_lock(store, run), _watcher(store, run, command, on_entry, act) as watcher:
-        end, collector = None, KeptCollector(store)
-        process = subprocess.Popen(command, env=environment(store, run, os.environ))
-        with _SignalRelay(process):
-            try:
-                while process.poll() is None:
-                    collector.keep()
-                    watcher.look()
-                    on_tick()
-                    time.sleep(POLL_S)
-                end = watcher.finish(_code_of(process))
-                on_tick()
-            except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
-                on_problem(str(error))
-                process.wait()
-    return _code_of(process), end
-
-
-@contextmanager
-def _watcher(
-    store: Store, run: str, command: Sequence[str], on_entry: Callable[[Entry], None], act: ActOptions | None
-) -> Iterator[JobWatcher]:
-    """Before the command, so that what is wrong here is not found while it trains."""
-    watcher = JobWatcher(store, run, command, on_entry, act)
-    try:
-        yield watcher
-    finally:
-        with suppress(OSError, StoreError):
-            watcher.close()
-
-
-def _code_of(process: subprocess.Popen[bytes]) -> int:
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-class _SignalRelay:
-    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on. Neither ends the watching."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def __enter__(self) -> None:
-        self._before = {
-            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
-        }
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
+NOT_KNOWN = "; which of its ranks died first is not known"
 
 
 class JobWatcher:
-    """The ranks of one run, as their log and their processes show them."""
+    """Of one run. `command`: what was started, empty = somebody else has started the ranks."""
 
     def __init__(
         self,
@@ -169,7 +89,7 @@ class JobWatcher:
         self._packed: set[tuple[int, int]] = set()
         self._marked: set[int] = set()
         self._iterations = 0
-        self._stepped_s = time.monotonic()
+        self._stepped_s = self._heard_s = time.monotonic()
         self._unmeasured: dict[int, str] = {}
         self._hung: int | None = None
 
@@ -188,22 +108,44 @@ class JobWatcher:
         """The command has ended: read to the end, say how."""
         self._code = code
         self.look()
-        self._read_all()
-        for _ in range(LAST_POLLS):  # what is incomplete is given up
-            self._read()
+        self._read_out()
         if self._stream is None or self._spool is None:
             return None
         asked, unmeasured = code in STOPPED, "; ".join(self._unmeasured.values())
+        not_known = "" if asked or self._lost or self.well else NOT_KNOWN
         end = RunFinished(
             status=("incomplete" if unmeasured else "done") if code == 0 else "stopped" if asked else "failed",
             iterations=self._iterations,
-            reason=unmeasured if code == 0 else f"the command ended with exit code {code}",
+            reason=unmeasured if code == 0 else self._ended_with(code) + not_known,
             committed=None if unmeasured else self._iterations,
         )
         self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
         self._spool.close()
         self._read_all()
         return end
+
+    def _ended_with(self, code: int) -> str:
+        if self._command:
+            return f"the command ended with exit code {code}"
+        return "it is not watched any more" if code in STOPPED else "not all of its ranks ended well"
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks that are known have ended, or nothing was heard of any of them for long."""
+        seen, here = {one.rank for one in self._exits.seen}, socket.gethostname()
+        ended = {*seen, *(rank for rank, one in self._detached.items() if not one.error or self._attached[rank].node != here)}
+        return bool(self._attached) and (self._attached.keys() <= ended or time.monotonic() - self._heard_s >= SILENT_S)
+
+    @property
+    def well(self) -> bool:
+        """Whether none of its ranks died."""
+        return not self._lost and not died(self._exits.seen, self._detached)
+
+    def _read_out(self) -> None:
+        """To the end; what is incomplete is given up."""
+        self._read_all()
+        for _ in range(LAST_POLLS):
+            self._read()
 
     def _read_all(self) -> None:
         self._read()
@@ -221,6 +163,8 @@ class JobWatcher:
 
     def _read(self) -> None:
         entries = self._tail.poll()
+        if entries:
+            self._heard_s = time.monotonic()
         for entry in entries:
             self._take(entry.event)
         plans: dict[int, Plan] = {} if self._acting is None else self._acting.plans
@@ -293,6 +237,8 @@ class JobWatcher:
         counts = dict.fromkeys(ranks, 0)
         for number, _ in self._packed:
             counts[ranks[number % len(ranks)]] += 1
+        if not self._attached.keys() <= self._marked:  # one is lost, and nobody knows how many it would have had
+            counts = dict.fromkeys(ranks, 1)
         plan, why_not = plan_of(self._attached, counts)
         applied = PlanApplied(
             plan_version=0, digest=plan.digest, proposal="", iteration=0, reason="as it was found", plan=plan.to_data()
@@ -326,12 +272,17 @@ class JobWatcher:
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
     def _keep_watch(self, now_s: float, gone: Sequence[Exit]) -> None:
-        if gone and not self._lost and (first := self._first_dead(gone)) is not None:
-            self._lost = True
-            self._lose(first)
+        if (gone or (self._code and self._attached)) and not self._lost:
+            ranks = next(iter(self._attached.values())).ranks
+            first = first_dead(gone, self._detached, ranks, len(self._attached), failed=bool(self._code))
+            if first is not None:
+                self._lost = True
+                self._read_out()  # up to the iteration that it was in
+                self._lose(first)
         if self._state is None:
             return
-        usual_s, ended = rules.usual_s(self._state.seen), {one.rank for one in gone} | (self._attached.keys() - self._ranks)
+        usual_s = rules.usual_s(self._state.seen)
+        ended = {one.rank for one in gone if one.at_s is not None} | (self._attached.keys() - self._ranks)
         beats = {rank: beat for rank, beat in self._beats.items() if rank not in ended}
         if self._unmeasured:  # nobody knows what the others wait for
             beats = {}
@@ -359,18 +310,6 @@ class JobWatcher:
         rank = suspect.rank if suspect is not None and suspect.rank in alive else alive[0]
         return Suspect(rank=rank, how="hung", detail="; ".join(found.sentences), victims=found.victims)
 
-    def _first_dead(self, gone: Sequence[Exit]) -> Exit | None:
-        """Who ended first and was not asked to; whoever could not say a word before those that could, whom it took along."""
-        died = [
-            one
-            for one in gone
-            if not one.asked
-            and (one.rank not in self._detached or self._detached[one.rank].error)
-            and one.status != 0
-            and (one.status is not None or self._code)  # reaped before it could be read: the command's own end tells
-        ]
-        return min(died, key=lambda one: (one.rank in self._detached, one.at_s), default=None)
-
     def _lose(self, exited: Exit) -> None:
         rank = exited.rank
         one = self._attached[rank]
@@ -387,6 +326,8 @@ class JobWatcher:
             victims=victims,
         )
         self._log((lost,))
+        if self._state is None and self._everybody():  # before the first step of all was over
+            self._begin()
         if self._state is not None:
             suspect = Suspect(rank=rank, how="exit", detail=detail, victims=victims)
             self._state, events = rules.lost(self._state, suspect, self._iterations)

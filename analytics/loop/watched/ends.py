@@ -1,0 +1,89 @@
+"""Which rank of a watched job died first, where several have ended: the others are its victims, and are never named for it.
+
+Known is what its kernel showed (in which order processes that were watched ended, with which status) and what each rank has
+written as its last line. A launcher knows less: torchrun dates failures in whole seconds, and a status says nothing of order.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from unskew.collector.events import RankDetached
+
+STOPPED_BY = (signal.SIGTERM, signal.SIGINT)
+LOST_ANOTHER = (
+    "closed by peer", "reset by peer", "peer closed", "broken pipe", "connection was likely closed", "connection refused",
+    "timed out waiting", "application timeout", "timed out after", "timed out in", "remote process exit", "nccl error",
+)  # fmt: skip
+"""What torch and its backends say where another rank is gone: the exception is then no fault of the rank that has it."""
+OF_TORCH = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+class Exit(NamedTuple):
+    """`at_s`: when a process that was watched ended, None = it was over when it was first looked at. `status`: its exit
+    code, or the signal that ended it below 0; None = it was reaped before it could be read."""
+
+    rank: int
+    at_s: float | None
+    status: int | None
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody stopped it: a launcher ends the others so when one has died."""
+        return self._signal in STOPPED_BY
+
+    @property
+    def struck(self) -> bool:
+        """Whether a signal ended it that no other rank's end brings about; SIGABRT is how a backend gives up its own."""
+        return self._signal is not None and self._signal not in {*STOPPED_BY, signal.SIGABRT}
+
+    @property
+    def detail(self) -> str:
+        if self.status is None:
+            return "its process ended"
+        if self._signal is not None:
+            return f"signal {signal.Signals(self._signal).name}"
+        return f"exit code {self.status}"
+
+    @property
+    def _signal(self) -> int | None:
+        return -self.status if self.status is not None and self.status < 0 else None
+
+
+def died(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> list[Exit]:
+    """Who ended before its time and was not asked to; `stated`: what ranks wrote at their ends, those of other machines too."""
+    elsewhere = [Exit(rank, None, None) for rank in stated.keys() - {one.rank for one in exits}]
+    ended = (one for one in (*exits, *elsewhere) if not one.asked and one.status != 0)
+    return [one for one in ended if one.rank not in stated or stated[one.rank].error]
+
+
+def first_dead(
+    exits: Sequence[Exit], stated: Mapping[int, RankDetached], ranks: int, attached: int, *, failed: bool
+) -> Exit | None:
+    """Who died first, of a job of so many `ranks`, of which `attached` are known; None = nobody did, or it cannot be known
+    (yet). `failed`: the command has ended, with an error: nothing more will be known.
+
+    Who says that another one is gone is none. Of the rest the first one where all of them were seen to end. Else who was struck
+    by a signal, or ended by an exception of its own; or the only one of which nothing is known, where all others say that
+    another one is gone.
+    """
+    ended, known = died(exits, stated), attached == ranks
+    if not known and not failed:
+        return None
+    victims = [one for one in ended if one.rank in stated and lost_another(stated[one.rank].error)]
+    rest = [one for one in ended if one not in victims]
+    if known and all(one.at_s is not None for one in rest):
+        likely = sorted(rest, key=lambda one: (one.rank in stated, one.at_s))[:1]
+    else:
+        own = [one for one in rest if known and one.rank in stated]
+        likely = [one for one in rest if one.struck] or own or (rest if len(victims) == ranks - 1 else [])
+    if len(likely) != 1 or (likely[0].status is None and not failed):  # reaped before it could be read: it may have ended well
+        return None
+    return likely[0]
+
+
+def lost_another(error: str) -> bool:
+    """Whether an exception of torch says that another rank is gone."""
+    return any(of in error for of in OF_TORCH) and any(words in error.lower() for words in LOST_ANOTHER)

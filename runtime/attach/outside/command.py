@@ -1,0 +1,140 @@
+"""Who watches a training: with the command that it starts, unchanged, and whose end it passes on; or beside ranks of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from unskew.collector.events import RunFinished
+from unskew.collector.files import manifest
+from unskew.collector.files.segment import first_seq, segment_names
+from unskew.collector.files.tail import Entry
+from unskew.collector.paths import Store, StoreError
+from unskew.collector.service.process import KeptCollector
+from unskew.collector.write.commands import hold_controller_lock
+from unskew.runtime.attach.acting import ActOptions
+from unskew.runtime.attach.asked.plan_file import ACTS
+from unskew.runtime.attach.outside.watcher import STOPPED, JobWatcher
+
+BOOT = Path(__file__).parents[1] / "boot"
+POLL_S = 0.05
+
+
+def environment(store: Store, run: str, given: Mapping[str, str]) -> dict[str, str]:
+    """That of a command whose Python processes are to be measured."""
+    path = os.pathsep.join(part for part in (str(BOOT), given.get("PYTHONPATH", "")) if part)
+    return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run, ACTS: "1"}
+
+
+def watch_command(
+    store: Store,
+    run: str,
+    command: Sequence[str],
+    *,
+    act: ActOptions | None = None,
+    on_entry: Callable[[Entry], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
+    on_problem: Callable[[str], None] = lambda _: None,
+) -> tuple[int, RunFinished | None]:
+    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen, or it
+    could not be watched to its end, of which `on_problem` hears why. Raises `OSError` when the command cannot be started."""
+    with hold_controller_lock(store, run), _watcher(store, run, command, on_entry, act) as watcher:
+        end, collector = None, KeptCollector(store)
+        process = subprocess.Popen(command, env=environment(store, run, os.environ))
+        with _SignalRelay(process):
+            try:
+                while process.poll() is None:
+                    collector.keep()
+                    watcher.look()
+                    on_tick()
+                    time.sleep(POLL_S)
+                end = watcher.finish(_code_of(process))
+                on_tick()
+            except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
+                on_problem(str(error))
+                process.wait()
+    return _code_of(process), end
+
+
+def unwatched(store: Store, run: str) -> bool:
+    """Whether ranks that somebody else has started write this run, from its beginning, and nobody has judged it."""
+    folder = store.spool(run)
+    writers = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    ranks = [path for path in writers if path.name.startswith("rank-")]
+    whole = all(first_seq(name) == 0 for path in ranks for name in segment_names(path)[:1])
+    judged = any("@" in path.name for path in writers) or any(one.run == run for one in manifest.load(store).sealed)
+    return bool(ranks) and whole and not judged
+
+
+def watch_ranks(
+    store: Store,
+    run: str,
+    *,
+    on_entry: Callable[[Entry], None] = lambda _: None,
+    on_tick: Callable[[], None] = lambda: None,
+    on_problem: Callable[[str], None] = lambda _: None,
+) -> tuple[int, RunFinished | None]:
+    """Judge a run of ranks that somebody else has started, until all of them have ended, or to Ctrl-C: 0 where they ended well;
+    and how it ended, None where it could not be watched to its end."""
+    with hold_controller_lock(store, run), _watcher(store, run, (), on_entry, None) as watcher:
+        collector, code = KeptCollector(store), 0
+        try:
+            try:
+                while not watcher.over:
+                    collector.keep()
+                    watcher.look()
+                    on_tick()
+                    time.sleep(POLL_S)
+                code = 0 if watcher.well else 1
+            except KeyboardInterrupt:
+                code = STOPPED[0]
+            end = watcher.finish(code)
+            on_tick()
+        except (OSError, StoreError) as error:
+            on_problem(str(error))
+            return code, None
+    return code, end
+
+
+@contextmanager
+def _watcher(
+    store: Store, run: str, command: Sequence[str], on_entry: Callable[[Entry], None], act: ActOptions | None
+) -> Iterator[JobWatcher]:
+    """Before the command, so that what is wrong here is not found while it trains."""
+    watcher = JobWatcher(store, run, command, on_entry, act)
+    try:
+        yield watcher
+    finally:
+        with suppress(OSError, StoreError):
+            watcher.close()
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int:
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+class _SignalRelay:
+    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on. Neither ends the watching."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __enter__(self) -> None:
+        self._before = {
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
+        }
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
