@@ -32,6 +32,7 @@ FRAMEWORKS = tuple(grid_job.RANKS)
 LATE = (*CAUSES, "gc")
 EVEN, LONGER = ("nothing", "random", "link"), "longer"
 ENDS = {"dies": "dead", "hangs": "hung"}
+ENDS_AT = (3, 24, 56)
 NAMED = "the rank and its cause, and nothing else"
 MEANINGLESS = {*((one, "link") for one in FRAMEWORKS if one != "ddp"), ("pp", "random")}
 
@@ -47,7 +48,7 @@ def figures(bench: Bench, seeds: int | None = None, frameworks: Sequence[str] = 
         jobs: list[JobVerdict] = []
         for seed in bench.steps(f"trainings under {framework}, watched", asked):
             jobs += _recorded([f"{framework}:{probe}~{seed}" for probe in probes(framework, seed)])
-            jobs += [_lived(f"{framework}:{probe}~{seed}") for probe in ENDS]
+            jobs += [_lived(f"{framework}:{probe}~{seed}") for probe in ends(framework, seed)]
         found += _figures(framework, jobs)
     return found
 
@@ -56,6 +57,12 @@ def probes(framework: str, seed: int) -> list[str]:
     """Every fault is there from the first step on with one seed, from the 32nd on with the next."""
     late = [f"{part}@{attached_job.LATE_FROM}" if (seed + number) % 2 else part for number, part in enumerate(LATE)]
     return [*late, *(one for one in (*EVEN, LONGER) if (framework, one) not in MEANINGLESS)]
+
+
+def ends(framework: str, seed: int) -> list[str]:
+    """In the first second, in the middle, late: each framework begins with another, each seed goes on with the next."""
+    at = ENDS_AT[(FRAMEWORKS.index(framework) + seed) % len(ENDS_AT)]
+    return [f"{how}@{at}" for how in ENDS]
 
 
 def _figures(framework: str, jobs: Sequence[JobVerdict]) -> list[Figure]:

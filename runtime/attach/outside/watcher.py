@@ -87,7 +87,7 @@ class JobWatcher:
         self._beats: dict[int, Heartbeat] = {}
         self._flights: list[CollectiveRecorded | GroupRecorded] = []
         self._packed: set[tuple[int, int]] = set()
-        self._marked: set[int] = set()
+        self._marks: dict[int, int] = {}
         self._iterations = 0
         self._stepped_s = self._heard_s = time.monotonic()
         self._unmeasured: dict[int, str] = {}
@@ -194,8 +194,8 @@ class JobWatcher:
                 self._packed.add((event.micro_batch, event.attempt))
             case IterationCommitted():
                 self._stepped_s, self._flights = time.monotonic(), []
-                self._marked.add(event.rank)
-                if self._state is None and self._attached.keys() <= self._marked and self._everybody():
+                self._marks[event.rank] = event.iteration
+                if self._state is None and self._attached.keys() <= self._marks.keys() and self._everybody():
                     self._begin()
 
     @property
@@ -237,7 +237,7 @@ class JobWatcher:
         counts = dict.fromkeys(ranks, 0)
         for number, _ in self._packed:
             counts[ranks[number % len(ranks)]] += 1
-        if not self._attached.keys() <= self._marked:  # one is lost, and nobody knows how many it would have had
+        if not self._attached.keys() <= self._marks.keys():  # one is lost, and nobody knows how many it would have had
             counts = dict.fromkeys(ranks, 1)
         plan, why_not = plan_of(self._attached, counts)
         applied = PlanApplied(
@@ -315,6 +315,8 @@ class JobWatcher:
         one = self._attached[rank]
         detail = self._detached[rank].error if rank in self._detached else exited.detail
         victims = tuple(sorted(set(self._attached) - {rank}))
+        # What it did last went with it; the others end no step without it.
+        at = max(self._iterations, 1 + min((self._marks.get(other, -1) for other in victims), default=-1))
         lost = DeviceLost(
             device=f"{one.node}:{rank}",
             rank=rank,
@@ -322,7 +324,7 @@ class JobWatcher:
             detail=detail,
             detected_us=time.monotonic_ns() // 1000,
             watermark=self._iterations,
-            iteration=self._iterations,
+            iteration=at,
             victims=victims,
         )
         self._log((lost,))
@@ -330,5 +332,5 @@ class JobWatcher:
             self._begin()
         if self._state is not None:
             suspect = Suspect(rank=rank, how="exit", detail=detail, victims=victims)
-            self._state, events = rules.lost(self._state, suspect, self._iterations)
+            self._state, events = rules.lost(self._state, suspect, at)
             self._log(events)

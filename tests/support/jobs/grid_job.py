@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader
 
 import unskew
 
-ENDS_AT, GARBAGE, CHUNKS = 24, 150_000, 3
+GARBAGE, CHUNKS = 150_000, 3
 KEPT: list[object] = []
 
 
@@ -55,11 +55,10 @@ class Probe(Job):
         self.late("other")
         if self.is_in("gc"):
             gc.collect()
-        if self.is_late and self.step == ENDS_AT:
-            if self.case == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif self.case == "hangs":
-                time.sleep(3600)
+        if self.is_in("dies"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.is_in("hangs"):
+            time.sleep(3600)
 
 
 class Optimizer(torch.optim.AdamW):
