@@ -132,6 +132,7 @@ class LoopSession:
         self._spool: SpoolWriter | None = None
         self._ended = threading.Event()
         self._notes: list[VerdictNotes] = []
+        self._noted: tuple[int | None, float | None] = None, None
         os.register_at_fork(after_in_child=self._forked)
 
     @property
@@ -143,7 +144,9 @@ class LoopSession:
 
     def note(self, *, tokens: int | None = None, loss: float | None = None) -> None:
         """Facts of the step in progress; they count instead of what was found in its tensors."""
-        if (loop := self.loop()) is not None:
+        if self.timeline is None:  # the first step, before its `backward()`
+            self._noted = tokens, loss
+        elif (loop := self.loop()) is not None:
             loop.note(tokens, loss)
 
     def report(self, report: Report) -> None:
@@ -272,6 +275,7 @@ class LoopSession:
             timeline = LoopTimeline(
                 facts.rank, facts.ranks, device, clock.take, ready=lambda: 0, product=product, now=clock.now, waits=clock.waited
             )
+        timeline.note(*self._noted)
         if self.steps_on == timeline.thread:
             timeline.stepping()
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)

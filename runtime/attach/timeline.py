@@ -207,7 +207,8 @@ class LoopTimeline:
         self._pieces.append(("B", begun, end, number))
         if self.ranks > 1 and now_ns - end[0] >= self._least_wait_ns:
             self._pieces.append(("all_reduce", end, now, None))
-        self._packed.append((number, self._lengths))
+        noted = self._noted_tokens  # of the whole step; where nothing shows what its parts hold, they are taken for alike
+        self._packed.append((number, self._lengths or ((noted,) if noted else ())))
         if len(self._lengths) > 1:
             self._tokens += sum(self._lengths)
         self._mark, self._called, self._lengths, self.activity, self.gathers = now, None, (), "compute", None

@@ -58,6 +58,7 @@ LAST_POLLS = 25
 DEVICE: DeviceKind = "cores"
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """The exit codes of a command that was stopped by a person or a scheduler."""
+NO_LENGTHS = "what its batches hold is not known, as no loader of torch gives them: session.note(tokens=...) before backward()"
 NOT_KNOWN = "; which of its ranks died first is not known"
 
 
@@ -87,6 +88,7 @@ class JobWatcher:
         self._beats: dict[int, Heartbeat] = {}
         self._flights: list[CollectiveRecorded | GroupRecorded] = []
         self._packed: set[tuple[int, int]] = set()
+        self._lengths = False
         self._marks: dict[int, int] = {}
         self._iterations = 0
         self._stepped_s = self._heard_s = time.monotonic()
@@ -192,6 +194,7 @@ class JobWatcher:
                 self._flights.append(event)
             case MicroBatchPacked() if self._state is None and event.iteration == 0:
                 self._packed.add((event.micro_batch, event.attempt))
+                self._lengths = self._lengths or bool(event.lengths)
             case IterationCommitted():
                 self._stepped_s, self._flights = time.monotonic(), []
                 self._marks[event.rank] = event.iteration
@@ -240,6 +243,8 @@ class JobWatcher:
         if not self._attached.keys() <= self._marks.keys():  # one is lost, and nobody knows how many it would have had
             counts = dict.fromkeys(ranks, 1)
         plan, why_not = plan_of(self._attached, counts)
+        if len(ranks) == 1 and not self._lengths:  # there is only its own past, and nothing to hold that against
+            why_not = why_not or NO_LENGTHS
         applied = PlanApplied(
             plan_version=0, digest=plan.digest, proposal="", iteration=0, reason="as it was found", plan=plan.to_data()
         )

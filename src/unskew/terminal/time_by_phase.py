@@ -41,7 +41,7 @@ class PhaseTimes:
         elif isinstance(event, Heartbeat) and event.peak_bytes is not None:
             self.peak_bytes[event.rank] = event.peak_bytes
         elif isinstance(event, Span) and event.kind in PHASES:
-            waited_us = event.wait_dp_us or 0
+            waited_us = (event.wait_dp_us or 0) + (event.wait_tp_us or 0) + (event.wait_pp_us or 0)
             own_us = event.wall_us - waited_us if event.compute_us is None else event.compute_us + (event.runq_us or 0)
             self.us[event.rank, event.kind] += own_us
             self.us[event.rank, "all_reduce"] += waited_us

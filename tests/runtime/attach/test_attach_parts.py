@@ -30,6 +30,7 @@ from unskew.collector.events import (
     PipelinePlace,
     RankAttached,
     RankDetached,
+    Span,
 )
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store
@@ -185,6 +186,17 @@ def test_the_most_memory_of_a_rank_stands_beside_its_times(tmp_path: Path) -> No
     console.print(phase_table(times))
     heading, row = console.export_text().splitlines()[:2]
     assert (heading.split()[-2:], row.split()[-1]) == (["peak", "MB"], "41")
+
+
+def test_waits_for_other_stages_and_shards_are_waiting_too() -> None:
+    times = PhaseTimes()
+    times.take(IterationCommitted(iteration=0, plan_version=0, attempt=0, rank=0, loss=1.0, tokens=1, start_us=0, wall_us=9,
+                                  log_complete=True))  # fmt: skip
+    times.take(
+        Span(kind="other", device="d", rank=0, plan_version=0, attempt=0, iteration=0, start_us=0, wall_us=9_000,
+             compute_us=1_000, wait_dp_us=1_000, wait_tp_us=2_000, wait_pp_us=5_000)
+    )  # fmt: skip
+    assert times.us == {(0, "other"): 1_000, (0, "all_reduce"): 8_000}
 
 
 def test_attaching_imports_msgspec_only() -> None:

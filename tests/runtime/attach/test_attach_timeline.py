@@ -72,6 +72,21 @@ def test_own_time_is_apart_from_waiting_and_from_time_without_a_core() -> None:
     ]
 
 
+def test_tokens_that_the_loop_states_count_where_nothing_shows_lengths() -> None:
+    clock, events = Clock(), list[Telemetry]()
+    timeline = clock.timeline(0, 1, events)
+    for tokens in (40, None):
+        timeline.note(tokens, None)
+        clock.work(1)
+        timeline.backward(2.0)
+        clock.work(2)
+        timeline.returned()
+        timeline.stepping()
+        timeline.stepped()
+    timeline.finish()
+    assert [event.lengths for event in events if isinstance(event, MicroBatchPacked)] == [(40,), ()]
+
+
 def test_a_pause_is_no_part_of_what_it_interrupts() -> None:
     clock, events = Clock(), list[Telemetry]()
     timeline = clock.timeline(0, 2, events)
