@@ -74,7 +74,7 @@ def _was(role: Role, load: int, old: Role | None, old_load: int) -> str:
         return "new"
     was = [count(len(old.layers), "layer")] if old.ranges != role.ranges else []
     was += [f"{old_load} mb"] if load != old_load else []
-    return ", ".join(was)
+    return f"was {', '.join(was)}" if was else ""
 
 
 def draw(
@@ -113,10 +113,10 @@ def _block(place: PlanBlock, n_layers: int) -> str:
     work = "its micro-batches go elsewhere" if place.dead else f"{place.micro_batches} mb"
     if place.rerouted_in:
         work += f", {place.rerouted_in} rerouted in"
-    was = f'<span class="u-sub u-was">was {escape(place.was)}</span>' if place.was else ""
-    full = (
-        f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', was ' + place.was if place.was else ''}"
-    )
+    work += ", sequence-parallel" if role.sequence_parallel else ""
+    work += ", recomputes" if role.recompute else ""
+    was = f'<span class="u-sub u-was">{escape(place.was)}</span>' if place.was else ""
+    full = f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', ' + place.was if place.was else ''}"
     return (
         f'<div class="u-block {look}" style="flex: {n_layers} 1 0" title="{escape(full)}">'
         f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"

@@ -6,7 +6,7 @@ import pytest
 
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.scheduler.recovery import recover
-from unskew.dashboard.panels.plan_view import places
+from unskew.dashboard.panels.plan_view import draw, places
 from unskew.dashboard.wording import ago, duration, ranges, signed_percent
 
 FIRST = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=8)
@@ -17,12 +17,16 @@ UNEVEN = plan_from_partition(
 
 def test_plan_names_what_changed_and_leaves_the_dead_in_place() -> None:
     shown = places(UNEVEN, FIRST, {1: 0.5}, {})
-    assert [place.was for place in shown[0]] == ["4 layers, 4 mb", "4 layers, 4 mb"]
-    assert [place.was for place in shown[1]] == ["4 mb", "4 mb"]
+    assert [place.was for place in shown[0]] == ["was 4 layers, 4 mb", "was 4 layers, 4 mb"]
+    assert [place.was for place in shown[1]] == ["was 4 mb", "was 4 mb"]
     after = recover(FIRST, {3}, 1)
     shown = places(after, FIRST, {}, {3: FIRST.role_of[3]})
     assert [(place.role.rank, place.dead, place.micro_batches) for place in shown[1]] == [(2, False, 4), (3, True, 0)]
     assert {place.role.rank: place.rerouted_in for place in shown[0]} == {0: 0, 1: 4}
+    drawn = draw(FIRST.recomputing({3}), after, {}, {})
+    assert "new</span>" in drawn
+    assert "was new" not in drawn
+    assert drawn.count(", recomputes</span>") == 1
 
 
 @pytest.mark.parametrize(
