@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -244,6 +245,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.link_us or self.link_mbps) and self.recovery != "ft-hsdp"
 
     @property
+    def link_token_us(self) -> float:
+        """How long a token's hidden state, of the widest that layers give on, occupies a link."""
+        if not self.link_mbps:
+            return 0.0
+        return 8 * (8 if self.stored == "float64" else 4) * max(map(math.prod, self.given_on)) / self.link_mbps
+
+    @property
     def bucket_bytes(self) -> int:
         """A bucket of gradients is at least so large; over slow links no larger than that a fifth of its time is latency."""
         if not self.prices_sums or not self.link_mbps:
@@ -263,12 +271,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
             from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (0.3 s)
 
+            cost = profile(profiles_of(self.profile, self.ranks)[0])
             return searched_plan(
                 pp=self.pp,
                 dp=self.dp,
                 n_layers=self.n_layers,
                 micro_batches=self.micro_batches,
-                cost=profile(profiles_of(self.profile, self.ranks)[0]),
+                cost=msgspec.structs.replace(
+                    cost, message_us=cost.message_us + self.link_us, message_token_us=self.link_token_us
+                ),
                 tokens=self.tokens,
                 layer_weights=weights,
             )

@@ -212,12 +212,13 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
     if bench.state.alive.issuperset(origin.ranks) and bench.fitted(name, first, origin.renumbered(version)):
         bench.score(name, first)
     ranks = [tuple(dict.fromkeys(members)) for members in best.members]
+    cost = bench.state.cost
     try:
         anew = searched_anew(
             version,
             [*zip(ranks, best.micro_batches, strict=True)],
             bench.times_by_kind(),
-            message_us=bench.state.cost.message_us,
+            message_us=cost.message_us + cost.message_token_us * float(bench.costs.tokens.mean()),
             n_layers=bench.current.n_layers,
             layer_weights=bench.current.layer_weights,
         )

@@ -37,7 +37,8 @@ def searched_plan(
     layer_us = tuple(kinds.chunk_us(kind, work, 1, has_head=False) for kind in CHUNK_KINDS)
     head_us = tuple(kinds.chunk_us(kind, work, 0, has_head=True) for kind in CHUNK_KINDS)
     weights = layer_weights or (1.0,) * n_layers
-    found = _search((1.0,) * pp, weights, micro_batches // dp, (*layer_us, *head_us), cost.message_us)
+    message_us = cost.message_us + cost.message_token_us * tokens
+    found = _search((1.0,) * pp, weights, micro_batches // dp, (*layer_us, *head_us), message_us)
     return msgspec.structs.replace(found.plan(replicas=dp), layer_weights=layer_weights)
 
 

@@ -17,7 +17,8 @@ them. Steps of `tune`:
    takes the first improving move of that kind that it meets in random order (seeded), tries the other kinds when there is
    none, and when nothing improves goes on from the best so far with two random moves, until the evaluations are used up;
 4. the answer is the best of tuned and baselines, as orders (split backward) that the runtime can execute
-   (`AdaptisResult.plan`); its time is the evaluator's, not the search's.
+   (`AdaptisResult.plan`), weights' gradients as early as there is time for them (early.py); its time is the evaluator's, not
+   the search's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.planners.adaptis.bound import lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import Step
+from unskew.analytics.planners.adaptis.early import weights_early
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, start_layouts, usual
 from unskew.analytics.planners.adaptis.search import AdaptisSearch
 from unskew.analytics.planners.adaptis.task import (
@@ -73,7 +75,7 @@ def tune(task: AdaptisTask, *, evaluations: int = 600) -> AdaptisResult:
         answers.append(answer_of(task, best.layout, best.found.lists))
     if not answers:
         raise PlanError(f"no order keeps the activations of a device within {limit:g}")
-    answer = min(answers, key=lambda found: found.makespan_us)
+    answer = weights_early(task, min(answers, key=lambda found: found.makespan_us))
     return msgspec.structs.replace(
         answer,
         baselines_us={name: found.makespan_us for name, found in baselines.items()},

@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import SMALL, light, train
 
+from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.plan import Plan, PlanError
+from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.model_profiles import MODELS
+from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.pipeline.schedule import build_schedule
 from unskew.analytics.planners.adaptis.bound import busiest_device_us, lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
+from unskew.analytics.planners.adaptis.early import weights_early
 from unskew.analytics.planners.adaptis.layouts import balanced, start_layouts, usual
-from unskew.analytics.planners.adaptis.task import AdaptisTask
+from unskew.analytics.planners.adaptis.search import AdaptisSearch
+from unskew.analytics.planners.adaptis.task import AdaptisTask, answer_of
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 from unskew.collector.events import IterationJudged, PlanApplied
+from unskew.runtime.options import RunOptions
 
 
 def task_of(name: str, devices: int = 4, micro_batches: int = 8, **changes: object) -> AdaptisTask:
@@ -69,6 +75,45 @@ def test_every_answer_is_a_plan_whose_time_the_evaluator_confirms(data, devices,
 
 @pytest.mark.slow
 @pytest.mark.limit(60)
+@settings(deadline=None, max_examples=50)
+@given(data=st.data(), devices=st.integers(1, 3), micro_batches=st.integers(1, 6), message=st.integers(0, 4))
+def test_weights_go_early_and_nothing_ends_later_for_it(data, devices, micro_batches, message):
+    units = data.draw(st.integers(devices, 8))
+    costs = np.array(
+        data.draw(st.lists(st.lists(st.integers(1, 9), min_size=units, max_size=units), min_size=3, max_size=3)), float
+    )
+    task = AdaptisTask(
+        costs_us=costs, speeds=(1.0,) * devices, micro_batches=micro_batches, kept=np.ones(units), message_us=float(message)
+    )
+    layout = data.draw(st.sampled_from([*start_layouts(costs.sum(axis=0), task.speeds)]))
+    patience, turn = data.draw(st.sampled_from([0.0, 1.0, 99.0])), data.draw(st.sampled_from(["latest", "groups", "lowest"]))
+    found = AdaptisSearch(task, 1e9)._state(layout, DispatchOptions(1e9, patience=patience, turn=turn)).found
+    before = answer_of(task, layout, found.lists)
+    after = weights_early(task, before)
+    assert after.makespan_us <= before.makespan_us * (1 + 1e-9)
+    assert after.kept_peak <= before.kept_peak
+    for early, late in zip(after.lists, before.lists, strict=True):
+        assert sorted(early) == sorted(late)
+        assert [step for step in early if step[0] != "W"] == [step for step in late if step[0] != "W"]
+        places = [sum(number for number, step in enumerate(steps) if step[0] == "W") for steps in (early, late)]
+        assert places[0] <= places[1]
+
+
+def test_a_run_over_links_that_cost_is_searched_for_with_their_price():
+    """And nothing is left to do behind the first stage's last backward pass but its own weights' gradients, beside which all
+    other sums of gradients go on."""
+    options = RunOptions(pp=2, dp=2, layers=16, micro_batches=8, schedule="searched", link_us=500, link_mbps=100)
+    priced, free = (
+        msgspec.structs.replace(options, link_us=us, link_mbps=mbps).first_plan() for us, mbps in ((500, 100), (0, 0))
+    )
+    assert priced.orders[0][-2:] == ("0I6", "0W6")
+    cost = msgspec.structs.replace(profile("steady"), message_us=500.0, message_token_us=options.link_token_us)
+    priced_us, free_us = (
+        predict_iteration(plan, [Work(256, 256 * 256)] * 8, cost.split).iteration_us for plan in (priced, free)
+    )
+    assert priced_us < 0.97 * free_us
+
+
 def test_the_search_of_a_small_task_ends_when_it_has_seen_everything():
     costs = np.arange(1.0, 10.0).reshape(3, 3)
     task = AdaptisTask(costs_us=costs, speeds=(1.0, 1.0), micro_batches=1, kept=np.ones(3))
