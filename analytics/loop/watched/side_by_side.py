@@ -21,7 +21,7 @@ from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.options import DetectorOptions
-from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.residuals import Floats, median_of
 from unskew.analytics.detector.verdicts import devices
 from unskew.analytics.detector.workers import LEAST_US, RankTimes, judge_workers, level_of_few
 from unskew.analytics.predictor.fit import expected_us
@@ -112,11 +112,11 @@ def compare(window: RankWindow, options: DetectorOptions, *, uneven: bool = Fals
 
 def at_a_glance(window: RankWindow, options: DetectorOptions) -> set[int]:
     """Ranks that over the last iterations took as much longer than the others as would be named, or waited for their data."""
-    found: set[int] = set()
+    found, levels = set[int](), {n: level_of_few(options, n) for n in LOOKED_AT}
     for kind in (*CHUNKS, *BESIDE):
         for rank in window.ranks:
             if (over := excess_over_others(window, kind, rank)) is not None:
-                found |= {rank for n in LOOKED_AT if n <= len(over) and np.median(over[-n:]) >= level_of_few(options, n)}
+                found |= {rank for n in LOOKED_AT if n <= len(over) and median_of(np.sort(over[-n:])) >= levels[n]}
     return found | {
         party.rank for one in idle(window, "data_wait", options) for party in one.culprits if party.rank is not None
     }

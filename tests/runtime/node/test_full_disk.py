@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.processes import parent
-from support.training.runtime_runs import Run, train
+from support.training.runtime_runs import SMALL, Run, light, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.collector.events import CheckpointSaved, DeviceJoined, DeviceLost, IterationCommitted, PlanIssued, RunFinished
@@ -31,6 +31,7 @@ from unskew.runtime.protocol import NodeFinished, RankFinished
 
 pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 QUIET = NodeFinished(unwritten=0)
+LIGHT = light(SMALL)
 _HARD = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
 
@@ -65,7 +66,7 @@ def findings(run: Run) -> list[str]:
 
 
 def test_a_run_whose_last_commits_are_not_in_the_log_is_not_done(tmp_path: Path) -> None:
-    run = train(tmp_path, on_event=Disk(full_at=5).watch, iterations=30)
+    run = train(tmp_path, base=LIGHT, on_event=Disk(full_at=5).watch, iterations=30)
     (finished,) = run.of(RunFinished)
     logged = len(run.losses)
     assert (finished.status, finished.committed, finished.iterations) == ("incomplete", 30, logged)
@@ -86,7 +87,7 @@ def test_a_run_whose_last_commits_are_not_in_the_log_is_not_done(tmp_path: Path)
 
 
 def test_a_disk_that_is_free_again_gets_every_line(tmp_path: Path) -> None:
-    run = train(tmp_path, on_event=Disk(full_at=5, for_s=0.7).watch, iterations=30)
+    run = train(tmp_path, base=LIGHT, on_event=Disk(full_at=5, for_s=0.7).watch, iterations=30)
     (finished,) = run.of(RunFinished)
     assert (finished.status, finished.iterations, finished.committed, finished.unwritten) == ("done", 30, 30, 0)
     assert len(run.losses) == 30
@@ -106,7 +107,7 @@ def test_heartbeats_that_the_disk_refused_are_counted(tmp_path: Path) -> None:
         elif not isinstance(entry.event, DeviceJoined):
             disk.watch(run, entry)
 
-    run = train(tmp_path, on_event=of_agent, iterations=60)
+    run = train(tmp_path, base=LIGHT, on_event=of_agent, iterations=60)
     (finished,) = run.of(RunFinished)
     assert (finished.status, finished.iterations, finished.committed) == ("incomplete", 60, 60)
     assert finished.unwritten >= 4
@@ -116,7 +117,7 @@ def test_heartbeats_that_the_disk_refused_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("freed", [True, False])
 def test_a_recovery_goes_on_while_the_disk_is_full(freed: bool, tmp_path: Path) -> None:
     disk = Disk(full_at=4, for_s=2.0 if freed else None)
-    run = train(tmp_path, "kill:rank=3,at=9", on_event=disk.watch, iterations=20)
+    run = train(tmp_path, "kill:rank=3,at=9", base=LIGHT, on_event=disk.watch, iterations=20)
     (finished,) = run.of(RunFinished)
     assert [(lost.rank, lost.how, lost.detail) for lost in run.of(DeviceLost)] == [(3, "exit", "signal SIGKILL")]
     assert (finished.status, finished.committed) == ("done" if freed else "incomplete", 20)
@@ -149,7 +150,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, method: str, when: Callable[[bytes],
 
 def test_where_the_end_cannot_be_logged_the_summary_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch, "write", lambda line: b"run_finished@1" in line)
-    run = train(tmp_path)
+    run = train(tmp_path, base=LIGHT)
     assert run.of(RunFinished) == []
     summary = run.summary
     assert (summary.status, summary.iterations, summary.committed) == ("incomplete", 12, 12)
@@ -168,7 +169,7 @@ def test_a_decision_that_cannot_be_logged_is_not_carried_out(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse(monkeypatch, method, lambda line: b'"device_lost@1"' in line)
-    run = train(tmp_path, "kill:rank=3,at=5")
+    run = train(tmp_path, "kill:rank=3,at=5", base=LIGHT)
     summary = run.summary
     assert summary.status == "failed"
     assert summary.reason.count("cannot write stream") == 1
@@ -199,7 +200,7 @@ def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logg
 ) -> None:
     """Ranks that end, and a collector that packs their lines, make room for the last words: the log is not whole still."""
     refuse_lines(monkeypatch, b'"device_lost@1"')
-    run = train(tmp_path, "kill:rank=3,at=5")
+    run = train(tmp_path, "kill:rank=3,at=5", base=LIGHT)
     (finished,) = run.of(RunFinished)
     assert (finished.status, finished.iterations, finished.committed) == ("failed", 5, 5)
     assert finished.unwritten > 0
@@ -216,7 +217,7 @@ def test_a_run_that_a_full_disk_ended_lacks_that_decision_though_its_end_is_logg
 
 def test_training_goes_on_where_a_checkpoint_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_lines(monkeypatch, b'"checkpoint_saved@1"')
-    run = train(tmp_path, checkpoint_every=4)
+    run = train(tmp_path, base=LIGHT, checkpoint_every=4)
     assert (run.summary.status, run.summary.reason, run.of(CheckpointSaved)) == ("done", "", [])
     assert len(checkpoints(run.store, run.id)) > 0
 

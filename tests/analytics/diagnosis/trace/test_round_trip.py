@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.training.runtime_runs import SMALL, Run, train
+from support.training.runtime_runs import SMALL, Run, light, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.runlog import RunLog
@@ -19,6 +19,7 @@ from unskew.runtime.options import RunOptions
 pytestmark = [pytest.mark.limit(180), pytest.mark.slow]
 SLOW, SINCE, SEEDS = 2, 14, (0, 1, 2)
 FORMATS = ["straggler-analysis", "kineto"]
+LIGHT = light(SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return [trained(tmp_path_factory.mktemp("healthy"), seed=seed) for seed in SEEDS]
 
 
-def trained(folder: Path, *faults: str, seed: int = 0, base: RunOptions = SMALL) -> Run:
+def trained(folder: Path, *faults: str, seed: int = 0, base: RunOptions = LIGHT) -> Run:
     return train(folder, *faults, base=base, mode="observe", iterations=40, micro_batches=8, tokens=128, seed=seed)
 
 
