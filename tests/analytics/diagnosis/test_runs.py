@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import typer
 from rich.console import Console
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import plan_from_partition
@@ -45,7 +45,7 @@ CAUSES = {
 }  # fmt: skip
 SLOW = 3
 AT = 14
-OPTIONS = msgspec.structs.replace(LONG_CHUNKS, iterations=34, mode="observe")
+OPTIONS = msgspec.structs.replace(light(LONG_CHUNKS), iterations=34, mode="observe")
 
 
 @pytest.fixture(scope="module")

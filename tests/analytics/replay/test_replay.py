@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 from typer.testing import CliRunner, Result
 
 from unskew.analytics.core.run_state import LoggedControl
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A rank turns slow, a plan is proposed and applied by itself, another rank dies."""
     folder = tmp_path_factory.mktemp("replayed")
     faults = ("slow:rank=1,factor=1.8,at=11", "kill:rank=2,at=24")
-    return train(folder, *faults, base=LONG_CHUNKS, mode="auto", iterations=32)
+    return train(folder, *faults, base=light(LONG_CHUNKS), mode="auto", iterations=32)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.training.replica_reference import undisturbed_losses
-from support.training.runtime_runs import LONG_CHUNKS, Run, train
+from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.loop.approval_queue import ApprovalQueue, AutoLimits
@@ -140,7 +140,7 @@ class ChangesTheirMind:
 
 
 def test_what_a_person_rejects_is_not_applied_and_a_change_of_mode_asks_the_scheduler_anew(tmp_path: Path) -> None:
-    run = train(tmp_path, SLOW, base=LONG_CHUNKS, mode="approve", iterations=30, on_event=ChangesTheirMind())
+    run = train(tmp_path, SLOW, base=light(LONG_CHUNKS), mode="approve", iterations=30, on_event=ChangesTheirMind())
     (changed,) = run.of(ModeChanged)
     rejected, anew, *_ = run.of(PlanProposed)
     assert run.of(PlanRejected) == [PlanRejected(proposal=rejected.proposal, by="mira", reason="at night", user=USER)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.training.replica_reference import undisturbed_losses
-from support.training.runtime_runs import LONG_CHUNKS, SMALL, train
+from support.training.runtime_runs import LONG_CHUNKS, SMALL, light, train
 
 from unskew.collector.events import (
     DeviceLost,
@@ -47,7 +47,7 @@ def test_a_process_ends_by_an_error_and_by_a_signal_its_disk_fills_and_it_comes_
 def test_a_slow_link_is_named_and_priced_beside_links_that_cost(tmp_path: Path) -> None:
     """Each link is on its way for 1 ms, at 30 Mbit/s; the predictor learns both, and then what the slow one takes longer."""
     fault = "slow_link:rank=2,peer=3,delay_ms=20,at=22"
-    run = train(tmp_path, fault, base=LONG_CHUNKS, iterations=34, link_us=1_000, link_mbps=30)
+    run = train(tmp_path, fault, base=light(LONG_CHUNKS), iterations=34, link_us=1_000, link_mbps=30)
     (verdict,) = run.of(Verdict)
     assert (verdict.cause, verdict.culprits[0].link) == ("slow_link", (2, 3))
     assert verdict.at_iteration <= 28

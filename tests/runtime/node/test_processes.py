@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.processes import collectors, parent, send_signal
-from support.training.runtime_runs import LONG_CHUNKS, Run, train, wait_until
+from support.training.runtime_runs import LONG_CHUNKS, SMALL, Run, light, train, wait_until
 
 from unskew.collector.command import Command
 from unskew.collector.events import DeviceJoined, IterationCommitted, IterationJudged, RunFinished, Verdict
@@ -68,7 +69,7 @@ def test_a_run_whose_agent_or_zygote_is_killed_says_which_and_what_went_with_it(
             killed.append(zygote if who == "zygote" else parent(zygote))
             os.kill(killed[0], signal.SIGKILL)
 
-    run = train(tmp_path, on_event=kill, iterations=1000, forked=forked)
+    run = train(tmp_path, base=light(SMALL), on_event=kill, iterations=1000, forked=forked)
     (finished,) = run.of(RunFinished)
     ended = {"agent": "the agent is gone (signal SIGKILL)", "zygote": "the zygote has ended (signal SIGKILL)"}[who]
     assert finished.status == "failed"
@@ -84,7 +85,7 @@ def test_ranks_on_virtual_time_wait_for_a_controller_that_is_behind(tmp_path: Pa
             logged = (one.event for one in Tail(run.store, run.id).poll())
             ahead.append(max(event.iteration for event in logged if isinstance(event, IterationCommitted)))
 
-    run = train(tmp_path, on_event=stall, iterations=30)
+    run = train(tmp_path, base=light(SMALL), on_event=stall, iterations=30)
     assert run.of(RunFinished)[-1].status == "done"
     assert len(ahead) == 1
     assert ahead[0] < 20  # some were judged in the meantime of the log's way, and those that are allowed beyond
@@ -112,7 +113,8 @@ class Saboteur:
 def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     saboteur = Saboteur()
     slow = "slow:rank=2,factor=1.8,at=12"
-    run = train(tmp_path, slow, base=LONG_CHUNKS, layers=8, profile="long", on_event=saboteur, collector_stays=True)
+    base = light(msgspec.structs.replace(LONG_CHUNKS, layers=8, profile="long"))
+    run = train(tmp_path, slow, base=base, on_event=saboteur, collector_stays=True)
     assert run.of(RunFinished)[-1].status == "done"
     verdict = run.of(Verdict)[0]
     assert (verdict.cause, [party.rank for party in verdict.culprits], verdict.at_iteration <= 17) == ("slow_device", [2], True)
