@@ -23,11 +23,11 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def exit_detail(status: int) -> str:
-    """A wait status in words: "signal SIGKILL" or "exit code 3"."""
-    if os.WIFSIGNALED(status):
-        return f"signal {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"exit code {os.waitstatus_to_exitcode(status)}"
+def exit_detail(ended: os.waitid_result) -> str:
+    """How a child ended, in words: "signal SIGKILL" or "exit code 3"."""
+    if ended.si_code == os.CLD_EXITED:
+        return f"exit code {ended.si_status}"
+    return f"signal {signal.Signals(ended.si_status).name}"
 
 
 def how_it_ended(process: subprocess.Popen[bytes], wait_s: float) -> str:

@@ -33,12 +33,17 @@ from unskew.runtime.protocol import AnyMessage, Kill, Prepare, RankExited, RankF
 from unskew.runtime.rank.rank import run_rank
 from unskew.runtime.replicas.rank import ReplicaRank
 
+_REAPED_AFTER_S = 0.05
+"""While the last thread of a rank cleans up, who reaps the rank waits for that in the kernel, at a full core: in real time that
+thread comes to no core, and it was up to a second in which no death was reported."""
+
 
 class Zygote:
     def __init__(self, channel: Channel, page: HeartbeatPage) -> None:
         self._channel, self._page = channel, page
         self._corpus: Data | None = None
         self._rank_of_pid: dict[int, int] = {}
+        self._reported: list[int] = []
         self._writers: set[str] = set()
         self._child_ended, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -48,9 +53,11 @@ class Zygote:
         """Until Stop, or until the agent is gone."""
         still_open = True
         while still_open:
-            ready = readable([self._channel, self._child_ended])
+            ready = readable([self._channel, self._child_ended], _REAPED_AFTER_S if self._reported else None)
             if self._child_ended in ready:
                 os.read(self._child_ended, 4096)
+                self._report()
+            elif not ready:
                 self._reap()
             if self._channel.fileno() in ready:
                 messages, still_open = self._channel.available()
@@ -122,13 +129,17 @@ class Zygote:
                 sys.stderr.flush()
             os._exit(code)
 
+    def _report(self) -> None:
+        """Who has ended, before it is reaped."""
+        for pid, rank in [*self._rank_of_pid.items()]:
+            if (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                self._channel.send(RankExited(rank=rank, pid=pid, detail=exit_detail(ended), at_ns=time.monotonic_ns()))
+                self._reported.append(pid)
+                del self._rank_of_pid[pid]
+
     def _reap(self) -> None:
-        while self._rank_of_pid:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            rank = self._rank_of_pid.pop(pid)
-            self._channel.send(RankExited(rank=rank, pid=pid, detail=exit_detail(status), at_ns=time.monotonic_ns()))
+        while self._reported:
+            os.waitpid(self._reported.pop(), 0)
 
 
 def _kill(pid: int) -> None:

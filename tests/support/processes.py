@@ -15,9 +15,10 @@ _COLLECTOR_S = 20.0
 
 
 def started_at(pid: int) -> str:
-    """When a process was started, by the kernel: with the pid it names a process for good; "" when there is none."""
+    """When a process was started, by the kernel: with the pid it names a process for good; "" when none lives."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else fields[18]
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,11 @@ from unskew.collector.files.tail import Entry, Tail
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import CommandError, send
-from unskew.runtime.node.processes import process_state
+from unskew.runtime.channel import Channel, readable
+from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
+from unskew.runtime.node.processes import ENDING, process_state
+from unskew.runtime.node.zygote import Zygote
+from unskew.runtime.protocol import RankExited
 
 pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 ENDLESS = [
@@ -74,6 +79,29 @@ def test_a_run_whose_agent_or_zygote_is_killed_says_which_and_what_went_with_it(
     ended = {"agent": "the agent is gone (signal SIGKILL)", "zygote": "the zygote has ended (signal SIGKILL)"}[who]
     assert finished.status == "failed"
     assert finished.reason.startswith(f"{ended}, with it ranks 0, 1, 2, 3, see ")
+
+
+def test_a_death_is_reported_before_the_dead_is_reaped() -> None:
+    """Reaping waits in the kernel, in real time, for the dead rank's last thread: up to a second where cores are few."""
+    ours, theirs = map(Channel, socket.socketpair())
+    before = signal.getsignal(signal.SIGCHLD)
+    zygote = Zygote(theirs, HeartbeatPage(shared_memory()))
+    try:
+        if (pid := os.fork()) == 0:
+            os._exit(3)
+        zygote._rank_of_pid[pid] = 7
+        assert readable([zygote._child_ended], 10)
+        zygote._report()
+        (ended,), _ = ours.available()
+        assert isinstance(ended, RankExited)
+        assert (ended.rank, ended.pid, ended.detail, process_state(pid)) == (7, pid, "exit code 3", ENDING)
+        zygote._reap()
+        assert process_state(pid) is None
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, before)
+        ours.close()
+        theirs.close()
 
 
 def test_ranks_on_virtual_time_wait_for_a_controller_that_is_behind(tmp_path: Path) -> None:
