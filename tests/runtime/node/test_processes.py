@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from support.processes import collectors, parent, send_signal
 from support.training.runtime_runs import LONG_CHUNKS, SMALL, Run, light, train, wait_until
@@ -141,8 +140,7 @@ class Saboteur:
 def test_with_the_collector_down_verdicts_come_and_afterwards_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
     saboteur = Saboteur()
     slow = "slow:rank=2,factor=1.8,at=12"
-    base = light(msgspec.structs.replace(LONG_CHUNKS, layers=8, profile="long"))
-    run = train(tmp_path, slow, base=base, on_event=saboteur, collector_stays=True)
+    run = train(tmp_path, slow, base=LONG_CHUNKS, layers=8, profile="long", on_event=saboteur, collector_stays=True)
     assert run.of(RunFinished)[-1].status == "done"
     verdict = run.of(Verdict)[0]
     assert (verdict.cause, [party.rank for party in verdict.culprits], verdict.at_iteration <= 17) == ("slow_device", [2], True)
