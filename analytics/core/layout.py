@@ -233,7 +233,8 @@ def weighted(layout: Layout, layer_weights: Sequence[float]) -> Layout:
         return layout
     pipelines = []
     for pipeline in layout.pipelines:
-        counts = iter(split_work(layer_weights, [size for size in pipeline.layers if size]))
+        sizes = [size for size in pipeline.layers if size]
+        counts = iter(split_work(layer_weights, sizes) if sizes else ())  # a replica may have lost all its ranks
         layers = tuple(next(counts) if size else 0 for size in pipeline.layers)
         pipelines.append(msgspec.structs.replace(pipeline, layers=layers))
     return msgspec.structs.replace(layout, pipelines=tuple(pipelines))
