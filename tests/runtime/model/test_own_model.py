@@ -101,6 +101,8 @@ def test_losses_are_those_of_plain_torch_also_with_a_death_and_a_split_backward(
 class Member:
     """One member's place in a group of threads."""
 
+    sequence_parallel = False
+
     def __init__(self, comm: ThreadComm) -> None:
         self._comm = comm
 
