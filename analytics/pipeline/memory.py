@@ -6,7 +6,8 @@ activations of one layer after the other are there, all of them to the end of W 
 members of a group would each have whole a sequence-parallel one keeps its own tokens, all of them from B to W. A layer is
 kept with its parameters, both moments and its gradient; while a chunk adds to the gradients of its layers, what it adds is
 there beside them; and a bucket is summed in a copy. Where a plan follows another one, layers that it moves are counted on both
-sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, the allocator's waste.
+sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, copies that a checkpoint is written from
+(in the memory of the host), the allocator's waste.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=4)
