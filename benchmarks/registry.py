@@ -39,6 +39,9 @@ BENCHES: dict[str, tuple[str, ...]] = {
         "runtime.links.figures_of_blocking_sends",
         "runtime.overlap.figures",
         "runtime.memory.figures",
+        "runtime.tensor.figures",
+        "runtime.executor.figures",
+        "runtime.changes.figures",
     ),
     "runtime_memory": ("runtime.memory.figures",),
     "runtime_overlap": ("runtime.overlap.figures",),
@@ -95,6 +98,8 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "scheduler_policies": ("scheduler.policies.figures",),
     "gpu": ("gpu.runtime.figures", "gpu.attach.figures"),
     "runtime_tensor": ("runtime.tensor.figures",),
+    "runtime_executor": ("runtime.executor.figures",),
+    "runtime_changes": ("runtime.changes.figures",),
     "store": (
         "store.ingest.figures",
         "store.faults.figures",

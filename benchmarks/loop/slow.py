@@ -42,7 +42,8 @@ def figures_of_a_strong_fault(bench: Bench, seeds: Sequence[int] = SEEDS, iterat
     """x1.8: named, repaired, predicted, repaid."""
     runs = _runs(bench, seeds, 1.8, msgspec.structs.replace(OPTIONS, iterations=iterations))
     errors = errors_of_plans(runs)
-    shares = [share for run in runs if (share := _share_of_the_possible(run, 1.8)) is not None]
+    healthy = OPTIONS.ranks - 1
+    shares = [share for run in runs if (share := share_of_the_possible(run, AT, healthy + 1 / 1.8)) is not None]
     scored = f"{len(errors)} plans scored over 10 to 20 iterations each, in {len(runs)} runs"
     means = "healthy time, scaled to the batches that ran by prediction, x 8 / 7.56 over measured"
     return [
@@ -183,8 +184,9 @@ def _is_right(run: FinishedRun, verdict: Verdict) -> bool:
     return verdict.cause == "slow_device" and [party.rank for party in verdict.culprits] == [_fault(run).rank]
 
 
-def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
-    """Throughput under the last plan over that of eight devices whose speeds add up to 7 + 1/factor and lose nothing by it.
+def share_of_the_possible(run: FinishedRun, at: int, surviving: float) -> float | None:
+    """Throughput under the last plan over that of devices whose speeds add up to `surviving` and lose nothing by it; the first
+    fault comes in iteration `at`.
 
     The healthy iteration time on those batches is not before-mean: it is the first plan's prediction on them by the predictor
     fitted in warm-up, times measured over predicted of the iterations before the fault (the first one, which pays for
@@ -202,12 +204,10 @@ def _share_of_the_possible(run: FinishedRun, factor: float) -> float | None:
     works = _works(run)
     first = run.options.first_plan()
     predicted_us = dict(zip(works, predict_iterations(first, list(works.values()), cost), strict=True))
-    before = range(1, _fault(run).at_iteration)
+    before = range(1, at)
     honest = fmean(measured_us[i] for i in before) / fmean(predicted_us[i] for i in before)
     healthy_us = honest * fmean(predicted_us[i] for i in after)
-    ranks = run.options.ranks
-    possible_us = healthy_us * ranks / (ranks - 1 + 1 / factor)
-    return float(possible_us / fmean(measured_us[i] for i in after))
+    return float(healthy_us * run.options.ranks / surviving / fmean(measured_us[i] for i in after))
 
 
 def _works(run: FinishedRun) -> dict[int, tuple[Work, ...]]:

@@ -6,9 +6,6 @@ weights; what counts is the processor time of all members, for where ranks share
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -18,7 +15,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.nn import functional
 
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
@@ -26,6 +22,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.shards.parts import Part, parts_by
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
+from unskew.benchmarks.runtime.processes import CPU, Files, in_processes
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Layer, build_layer
 from unskew.runtime.model.tensor_parallel import cross_entropy
@@ -34,44 +31,9 @@ from unskew.runtime.rank.migrate import settle_in
 from unskew.runtime.rank.progress import RankProgress
 from unskew.runtime.size import VOCABULARY, ModelSize
 
-FORK = multiprocessing.get_context("fork")
 SMALL = ModelSize(n_layers=4, dim=512, heads=8)
 LARGE = ModelSize(n_layers=12, dim=512, heads=8)
 LENGTHS = (512,)
-CPU = torch.device("cpu")
-
-
-class _Files:
-    """Where processes find each other: a file that they share."""
-
-    def __init__(self, path: str, ranks: int) -> None:
-        self._store = FileStore(path, ranks)
-
-    def publish(self, key: str, value: bytes) -> None:
-        self._store.set(key, value)  # type: ignore[arg-type]
-
-    def fetch(self, keys: Sequence[str], _: int) -> list[bytes]:
-        return [bytes(self._store.get(key)) for key in keys]
-
-
-def _in_processes(ranks: int, live: Callable[[_Files, int], Any]) -> list[Any]:
-    """What `live` returns in a process for each rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, path = [FORK.Pipe(duplex=False) for _ in range(ranks)], f"{folder}/store"
-
-        def begin(rank: int) -> None:
-            os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "GLOO_ENABLE_STORE_V2_API": "1"}
-            torch.set_num_threads(1)
-            pipes[rank][1].send(live(_Files(path, ranks), rank))
-
-        processes = [FORK.Process(target=begin, args=(rank,), daemon=True) for rank in range(ranks)]
-        for process in processes:
-            process.start()
-        found = [pipe.recv() if pipe.poll(240) else None for pipe, _ in pipes]
-        for process in processes:
-            process.join(10)
-            process.kill()
-    return found
 
 
 def figures(bench: Bench) -> list[Figure]:
@@ -161,7 +123,7 @@ class _Passes(msgspec.Struct):
     apart: float
 
 
-def _turns(files: _Files, rank: int, parts: Sequence[Part | None], turns: int) -> _Passes:
+def _turns(files: Files, rank: int, parts: Sequence[Part | None], turns: int) -> _Passes:
     group = (0, 1)
     comm = Comm(files, 0, rank, group, [group])
     comm.build()
@@ -199,7 +161,7 @@ def _turns(files: _Files, rank: int, parts: Sequence[Part | None], turns: int) -
 def _passes() -> list[Figure]:
     found = []
     for name, parts in (("4/4 heads", parts_by([4, 4])), ("5/3 heads", parts_by([5, 3]))):
-        ranks = _in_processes(2, partial(_turns, parts=parts, turns=24))
+        ranks = in_processes(2, partial(_turns, parts=parts, turns=24))
         if None in ranks:
             found.append(figure(f"tensor parallelism: {name}", None, "", better="lower", note="the processes did not end"))
             continue
@@ -219,7 +181,7 @@ def _passes() -> list[Figure]:
 # --- moves -----------------------------------------------------------------------------------------------------------
 
 
-def _changed(files: _Files, rank: int, plans: Sequence[Plan], times: int) -> list[tuple[float, int]]:
+def _changed(files: Files, rank: int, plans: Sequence[Plan], times: int) -> list[tuple[float, int]]:
     """(seconds, bytes that came) of each change to and fro between two plans."""
     comm = Comm(files, 0, rank, plans[0].ranks, [])
     comm.build()
@@ -247,7 +209,7 @@ def _changed(files: _Files, rank: int, plans: Sequence[Plan], times: int) -> lis
 
 
 def _moved(name: str, plans: tuple[Plan, Plan], bar_ms: float, due: Callable[[int], float]) -> list[Figure]:
-    ranks = _in_processes(len(plans[0].ranks), partial(_changed, plans=plans, times=13))
+    ranks = in_processes(len(plans[0].ranks), partial(_changed, plans=plans, times=13))
     if None in ranks:
         return [figure(name, None, "ms", better="lower", note="the processes did not end")]
     changes = [(max(rank[turn][0] for rank in ranks), sum(rank[turn][1] for rank in ranks)) for turn in range(1, 13)]

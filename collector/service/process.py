@@ -168,9 +168,9 @@ class KeptCollector:
     def __init__(self, store: Store) -> None:
         self._store, self._next_s, self._problem = store, 0.0, ""
 
-    def keep(self) -> None:
-        """Now and then; one problem is reported once."""
-        if time.monotonic() < self._next_s:
+    def keep(self, *, at_once: bool = False) -> None:
+        """Now and then; one problem is reported once. `at_once`: whoever keeps it looks no more."""
+        if time.monotonic() < self._next_s and not at_once:
             return
         self._next_s, before, self._problem = time.monotonic() + LOOK_S, self._problem, ""
         try:

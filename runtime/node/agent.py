@@ -300,6 +300,8 @@ class Agent:
             # It is stopped or loading; the kernel ends its ranks with it.
             self._zygote_process.kill()
             self._zygote_process.wait()
+        if self._collector is not None:
+            self._collector.keep(at_once=True)  # or what was written last would wait for the next run where it has just gone
         if self._spool is not None:
             self._spool.close()
             self._report(NodeFinished(unwritten=self._spool.unwritten, problem=self._spool.problem))

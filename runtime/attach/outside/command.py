@@ -54,6 +54,7 @@ def watch_command(
                     watcher.look()
                     on_tick()
                     time.sleep(POLL_S)
+                collector.keep(at_once=True)
                 end = watcher.finish(_code_of(process))
                 on_tick()
             except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
@@ -94,6 +95,7 @@ def watch_ranks(
                 code = 0 if watcher.well else 1
             except KeyboardInterrupt:
                 code = STOPPED[0]
+            collector.keep(at_once=True)
             end = watcher.finish(code)
             on_tick()
         except (OSError, StoreError) as error:

@@ -13,6 +13,7 @@ from support.jobs.pace import moved, times_as_long, times_as_long_as_before
 from support.training.warm_processes import warm_process
 
 from unskew.analytics.diagnosis.diagnose import diagnose
+from unskew.analytics.loop.watched.attached_rules import SETTLED_S
 from unskew.collector.events import CHUNK_KINDS, DetectionLimit, Event, IterationJudged, Verdict, VerdictClosed
 from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
@@ -111,14 +112,15 @@ def test_nobody_is_named_where_nothing_is_wrong_or_only_the_lengths_differ(jobs:
         (verdict,) = (one for one in verdicts(events) if not one.culprits)
         assert (verdict.cause, verdict.evidence["ranks"]) == ("long_sequences", [1])
     else:
-        # Steps of some milliseconds, now with a core, now without: the whole job can be too noisy, which is said then.
+        # Steps of some milliseconds, now with a core, now without: the whole job can be too noisy, or lose time for no cause
+        # that is seen, which is said then; and what lasted for less than two seconds is too short to bound a device's slowness.
         limit = [one for one in events if isinstance(one, DetectionLimit)][-1]
         if limit.smallest_slowdown is None:
             by_device = "of any device by" in limit.why
-            assert by_device or "of the whole job by" in limit.why or "longer than noise explains" in limit.why
-            assert not by_device or moved(jobs / "store", attached_job.run_of(case)) > 0.15
-        else:
-            assert 1.3 < limit.smallest_slowdown <= 2.0
+            job = ("of the whole job by", "longer than noise explains", "no cause explains")
+            assert by_device or any(reason in limit.why for reason in job)
+            lasted_s = sum(one.measured_us for one in events if isinstance(one, IterationJudged)) / 1e6
+            assert not by_device or lasted_s < SETTLED_S or moved(jobs / "store", attached_job.run_of(case)) > 0.15
 
 
 @pytest.mark.alone
