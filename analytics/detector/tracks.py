@@ -198,11 +198,13 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups,
     running mean over the time in which their own past on these layers is not known.
 
     The median counts; of two ranks, and of halves that differ by `apart`, the one nearer to its prediction: half a role that is
-    slow from the beginning is no cost of the role. Who plays a role alone learns nothing of it.
+    slow from the beginning is no cost of the role, nor is what is estimated of ranks that were slow before. Who plays a role
+    alone learns nothing of it.
     """
     if not young.any():
         return tracks.role
-    agreed = agreement(over, company.peer_groups, apart)
+    unexplained = over - tracks.level
+    agreed = agreement(np.where(np.abs(unexplained) < np.abs(over), unexplained, over), company.peer_groups, apart)
     learns = young & ~np.isnan(agreed) & ~np.isnan(over)
     return np.where(learns, tracks.role + (agreed - tracks.role) / (tracks.age + 1.0), tracks.role)
 

@@ -26,14 +26,16 @@ CASES: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
 }
 
 
-def figures(bench: Bench, schedules: Sequence[str] = SCHEDULES, cases: Sequence[str] = tuple(CASES)) -> Iterator[Figure]:
-    """The live predictor's error on the last iterations of a run, by schedule and kind of links."""
-    yield from _figures(bench, "sleep", "overlapped", schedules, cases)
+def figures(bench: Bench, schedules: Sequence[str] = SCHEDULES, cases: Sequence[str] | None = None) -> Iterator[Figure]:
+    """The live predictor's error on the last iterations of a run, by schedule and kind of links: those that cost, and with
+    `--full` free ones, too."""
+    chosen = tuple(CASES) if cases is None else cases
+    yield from _figures(bench, "sleep", "overlapped", schedules, chosen if bench.full or cases is not None else chosen[1:])
 
 
 def figures_of_blocking_sends(bench: Bench, schedules: Sequence[str] = SCHEDULES) -> Iterator[Figure]:
-    """The same where who sends waits until its message has arrived."""
-    yield from _figures(bench, "sleep", "blocking", schedules, tuple(CASES)[1:])
+    """The same where who sends waits until its message has arrived: over slow links, and with `--full` over one of them."""
+    yield from _figures(bench, "sleep", "blocking", schedules, tuple(CASES)[1 if bench.full else 2 :])
 
 
 def figures_by_logical_clock(bench: Bench, schedules: Sequence[str] = SCHEDULES) -> Iterator[Figure]:

@@ -21,10 +21,11 @@ OPTIONS = msgspec.structs.replace(
 
 
 def figures(
-    bench: Bench, schedules: Sequence[str] = SCHEDULES, devices: Sequence[AskedDevice] = ("virtual", "sleep")
+    bench: Bench, schedules: Sequence[str] = SCHEDULES, devices: Sequence[AskedDevice] | None = None
 ) -> Iterator[Figure]:
-    """What is hidden, and the live predictor's error, by schedule."""
-    tried = [(device, schedule) for device in devices for schedule in schedules]
+    """What is hidden, and the live predictor's error, by schedule; with `--full` on the sleeping device, too."""
+    chosen: Sequence[AskedDevice] = (("virtual", "sleep") if bench.full else ("virtual",)) if devices is None else devices
+    tried = [(device, schedule) for device in chosen for schedule in schedules]
     for device, schedule in bench.steps("sums of gradients beside the backward pass", tried):
         run = bench.run(msgspec.structs.replace(OPTIONS, device=device, schedule=schedule))
         hidden, errors = hidden_of(run), errors_of(run)

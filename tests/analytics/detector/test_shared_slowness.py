@@ -80,6 +80,33 @@ def test_belief_survives_a_plan_change_and_moved_layers_accuse_nobody() -> None:
     assert detector.speeds == {}
 
 
+@pytest.mark.parametrize("until", [100, 10**6])
+def test_two_ranks_of_a_stage_that_were_slow_are_no_cost_of_its_new_layers(until: int) -> None:
+    """Both give up layers; what they show on the others was learned as what these cost, and they were called healthy again.
+    They heal when they do."""
+    moved = plan_from_partition(
+        plan_version=1, n_layers=16, schedule="1f1b", members=[range(4), range(4, 8)], layers=[[7, 1, 4, 4]] * 2,
+        micro_batches=[4, 4],
+    )  # fmt: skip
+    detector = Detector()
+
+    def both(now: int, rank: int, _kind: str) -> float:
+        return 2.0 if rank in (1, 5) and 20 <= now < until else 1.0
+
+    named = watch(detector, train(PP4_DP2, both, seed=6, n=40), PP4_DP2)
+    assert {culprit(one) for one in named} == {1, 5}
+    later = watch(detector, train(moved, both, seed=6, n=100, first=40), moved)
+    ends = {one.verdict: one.at_iteration for one in later if isinstance(one, VerdictClosed)}
+    numbers = {culprit(one): one.verdict for one in named}
+    still = {rank: detector.speeds[rank]["F"] for rank in (1, 5) if rank in detector.speeds}
+    if until > 140:
+        assert not {*numbers.values()} & ends.keys()
+        assert still == {rank: pytest.approx(0.5, rel=0.1) for rank in (1, 5)}
+    else:
+        assert all(until <= ends[numbers[rank]] <= until + 8 for rank in (1, 5))
+        assert still == {}
+
+
 def test_what_only_the_company_excuses_is_doubted_and_a_probe_confirms_it() -> None:
     """All of replica 0 turn slow at once: as a dear batch would look. A probe says that rank 2 really is."""
     replica_0 = {role.rank for role in PP4_DP2.roles if role.replica == 0}
