@@ -100,7 +100,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
-    `cores`: those that the ranks share, where they are more (pipeline/evaluator.py); of its time in chunks a rank is without
+    `cores`: those that the ranks share, where they are more (pipeline/shared_cores.py); of its time in chunks a rank is without
     one for the part `idle` (0 to 1; absent = it works all the time).
     `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`. `sync`: what they take beside
     the backward pass; None = they are no more than a part of the end.

@@ -5,7 +5,7 @@ Per iteration, for all ranks and kinds of work at once (arrays [rank, kind]):
 1. the residual against the prediction, less the rank's own bias; against its data-parallel and pipeline peers (residuals.py);
 2. a two-sided CUSUM per (rank, kind) and over all kinds together (cusum.py);
 3. where one fires, the level since the onset, estimated by medians, decides: a new verdict, a revision of the open one (same
-   number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (suspicion.py);
+   number, new speed), its closing, or nothing (the deviation is smaller than `least_slowdown`) (tracks.py);
 4. learning: the noise per kind, and a bounded baseline per healthy (rank, kind) (tracks.py).
 
 `step` is pure: the same iterations give the same verdicts, live or replayed.
@@ -41,8 +41,7 @@ from unskew.analytics.detector.residuals import (
 )
 from unskew.analytics.detector.stages import Stages, ended, suspected
 from unskew.analytics.detector.stages import watch as watch_stages
-from unskew.analytics.detector.suspicion import decide
-from unskew.analytics.detector.tracks import learn_baselines, learn_noise, learn_roles
+from unskew.analytics.detector.tracks import decide, learn_baselines, learn_noise, learn_roles
 from unskew.analytics.detector.verdicts import closed_link, closed_verdict, link_verdict, lost_verdict
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import IterationJudged, Verdict, VerdictClosed

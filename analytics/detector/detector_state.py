@@ -15,9 +15,8 @@ from unskew.analytics.detector.peer_groups import PeerGroups
 from unskew.analytics.detector.published.changes import ChangeAlarm, ChangeWatch
 from unskew.analytics.detector.residuals import ALL
 from unskew.analytics.detector.stages import Stages, suspected
-from unskew.analytics.detector.suspicion import SpeedChange
 from unskew.analytics.detector.tracks import Tracks
-from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.analytics.detector.verdicts import SpeedChange, slow_verdict
 from unskew.collector.events import Verdict, VerdictClosed
 
 Verdicts = tuple[Verdict | VerdictClosed, ...]

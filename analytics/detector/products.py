@@ -24,7 +24,7 @@ import numpy as np
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
+from unskew.analytics.detector.verdicts import Excess, SpeedChange
 from unskew.collector.events import Verdict, VerdictClosed
 
 AGREE = 2

@@ -1,4 +1,4 @@
-"""Verdicts as events: the sentence for people and the numbers that decided."""
+"""Verdicts: what a test that fired has found; the event of it, with the sentence for people and the numbers that decided."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from math import exp, sqrt
 from typing import Any
 
+import msgspec
 from scipy.special import stdtr
 
 from unskew.analytics.detector import links
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
 from unskew.analytics.health.liveness import Suspect
 from unskew.collector.events import Cause, Party, Verdict, VerdictClosed
 
@@ -23,6 +23,45 @@ WORK = {
     "other": "the rest of its step",
 }
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
+
+
+class Excess(msgspec.Struct, frozen=True, gc=False):
+    """Median excess over some iterations against each reference that exists; None = there is no such reference."""
+
+    own: float
+    data_parallel_peers: float | None = None
+    pipeline_peers: float | None = None
+
+    @property
+    def least(self) -> float:
+        """What remains of a slowness after every excuse."""
+        return min(self._values())
+
+    @property
+    def most(self) -> float:
+        """What remains of a recovery after every excuse (residuals fall when a device recovers)."""
+        return max(self._values())
+
+    def _values(self) -> list[float]:
+        return [value for value in (self.own, self.data_parallel_peers, self.pipeline_peers) if value is not None]
+
+
+class SpeedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A test has fired. `levels` (kind -> -log speed, `ALL` included) is empty when the rank is as healthy as the rest.
+
+    `test`, `cusum`, `threshold`: the kind whose sum is highest over its threshold; `excess`: typical excess per kind over
+    `iterations` iterations since `since`. `creep`: by how much the biases (log, per kind) had already risen when the test
+    fired, where that is as much as half of what is named; `levels` includes it.
+    """
+
+    since: int
+    iterations: int
+    test: str
+    cusum: float
+    threshold: float
+    levels: dict[str, float]
+    excess: dict[str, Excess]
+    creep: dict[str, float] = {}
 
 
 def devices(ranks: Iterable[int]) -> tuple[Party, ...]:

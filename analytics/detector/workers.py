@@ -28,8 +28,7 @@ from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
 from unskew.analytics.detector.series.stretches import Stretch, Stretches, StretchTest, steady_sigma, stretches_of
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
-from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.collector.events import Verdict
 
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"

@@ -17,8 +17,8 @@ import numpy as np
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.outcome import UnexplainedTime
-from unskew.analytics.pipeline.evaluator import Timeline, evaluate
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.pipeline.schedule import Timeline, evaluate
 from unskew.analytics.predictor.retraining import IterationSample
 from unskew.collector.events import PAUSES
 

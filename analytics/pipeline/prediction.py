@@ -20,9 +20,9 @@ from unskew.analytics.core.plan import Plan, Route, splits_backward
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.actions import Action, action_of
 from unskew.analytics.pipeline.dag import Array, Ints, Messages
-from unskew.analytics.pipeline.evaluator import Cores, Timeline, evaluate, pipeline_of
 from unskew.analytics.pipeline.gradient_sync import Bucket, bucket_us, buckets_of, last_steps, through
-from unskew.analytics.pipeline.schedule import Schedule, build_schedule
+from unskew.analytics.pipeline.schedule import Schedule, Timeline, build_schedule, evaluate, pipeline_of
+from unskew.analytics.pipeline.shared_cores import Cores
 from unskew.analytics.shards.crossings import shares
 from unskew.analytics.shards.together import norms_in, steps_of_sum, sums_in
 from unskew.collector.events import CHUNK_KINDS

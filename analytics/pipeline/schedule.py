@@ -1,4 +1,4 @@
-"""Plan -> ordered actions per rank, for any legal plan and each schedule.
+"""Plan -> ordered actions per rank, for any legal plan and each schedule; with their durations -> a timeline.
 
 | schedule | order | rule |
 |---|---|---|
@@ -28,6 +28,14 @@ rank ``h mod P``), or there and back (ZB-V: hop h on rank h, then 2P-1-h).
   each range in turn does forward, backward, weights; at the end d pairs of backwards, and the weights that they put off. With
   at least 2P-1 micro-batches and F = B = W the only idle time is the P-1 chunks in which the pipeline fills, with the
   activations of P whole micro-batches kept on every rank, as 1F1B's first rank keeps.
+
+The evaluator, for predictor, what-if, Scheduler and simulator (dag.py has the pass itself), has two entries: `evaluate` for a
+plan, every chunk of every rank; `pipeline_of` for planners and simulators, one pipeline of a schedule as arrays, cached,
+without a plan. Replicas, candidates or iterations of the same form are a further axis of the durations: one pass for all.
+
+>>> pipeline = pipeline_of("1f1b", ranks=4, micro_batches=8)
+>>> float(pipeline.makespan_us(per_hop(pipeline, np.array([[1.0] * 4, [2.0] * 4]))))
+33.0
 """
 
 from __future__ import annotations
@@ -37,12 +45,15 @@ from functools import cached_property, lru_cache
 from itertools import zip_longest
 
 import msgspec
+import numpy as np
 
-from unskew.analytics.core.plan import Plan, PlanError, Route, chunk_kinds
+from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.plan import Plan, PlanError, Route, chunk_kinds, stage_order_of
 from unskew.analytics.pipeline.actions import Action, ActionKey, action_of, input_of, separate_pipelines
-from unskew.analytics.pipeline.dag import Chunks, chunks_from
+from unskew.analytics.pipeline.dag import Array, Chunks, Messages, chunks_from
 from unskew.analytics.pipeline.list_scheduling import listed_order
 from unskew.analytics.pipeline.notation import orders_of
+from unskew.analytics.pipeline.shared_cores import Cores, run_on_cores
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 
@@ -68,6 +79,30 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
             rows.append((CHUNK_KINDS.index(action.kind), action.micro_batch, action.hop, action.rank, *needs))
             at[action.key] = last_of[action.rank] = position
         return chunks_from(rows)
+
+
+class Timeline(msgspec.Struct, frozen=True, dict=True):
+    """When each action of `schedule.order` runs, in us from the iteration's start: arrays [action, ...further axes]."""
+
+    schedule: Schedule
+    start_us: Array
+    end_us: Array
+
+    @cached_property
+    def makespan_us(self) -> Array:
+        """End of the last action: [...further axes]."""
+        return np.asarray(self.end_us.max(axis=0))
+
+    @cached_property
+    def finish_us(self) -> dict[int, Array]:
+        """End of each rank's last action; ranks without actions are absent."""
+        return {rank: self.end_us[positions[-1]] for rank, positions in self.schedule.chunks.rank_positions()}
+
+    @cached_property
+    def busy_us(self) -> dict[int, Array]:
+        """Time each rank spends in chunks; the rest of the makespan it waits. Ranks without actions are absent."""
+        spent = self.end_us - self.start_us
+        return {rank: spent[positions].sum(axis=0) for rank, positions in self.schedule.chunks.rank_positions()}
 
 
 @lru_cache(maxsize=64)
@@ -125,6 +160,44 @@ def merged(plan: Plan, lists: Mapping[int, Iterable[Action]]) -> list[Action]:
     if len(order) != due:
         raise PlanError(f"the orders have {len(order)} actions where the plan asks for {due}")
     return order
+
+
+def evaluate(
+    schedule: Schedule, durations_us: Array, messages: float | Array | Messages = 0.0, cores: Cores | None = None
+) -> Timeline:
+    """The timeline when action i of `schedule.order` takes `durations_us[i]`: [action, ...further axes].
+
+    `messages`: what they cost; a number, or one per action, is how long the message that brings its input is on its way.
+    `cores`: those that ranks share; None = each rank has its own.
+    """
+    chunks = schedule.chunks
+    if cores is None:
+        return Timeline(schedule, *chunks.run(durations_us, messages))
+    start_us, end_us = run_on_cores(*chunks.timed(durations_us, messages), cores)
+    return Timeline(schedule, start_us[: len(chunks)], end_us[: len(chunks)])
+
+
+@lru_cache(maxsize=512)
+def pipeline_of(schedule: str, *, ranks: int, micro_batches: int) -> Chunks:
+    """One pipeline as arrays: ranks 0..ranks-1, passed as the schedule does. Raises `PlanError` for an unknown schedule."""
+    stage_order = stage_order_of(schedule, range(ranks))
+    plan = plan_from_partition(
+        plan_version=0,
+        n_layers=len(stage_order),
+        schedule=schedule,
+        members=[stage_order],
+        layers=[[1] * len(stage_order)],
+        micro_batches=[micro_batches],
+    )
+    return build_schedule(plan).chunks
+
+
+def per_hop(pipeline: Chunks, costs_us: Array) -> Array:
+    """Durations of a pipeline's chunks from costs per kind and hop: [kind, hop, ...axes] -> [chunk, ...axes].
+
+    Kinds are those of the schedule: F, B (whole) or F, B, W. A hop is one range of layers, in stage order.
+    """
+    return np.asarray(costs_us[pipeline.kind, pipeline.hop])
 
 
 def _own_orders(plan: Plan) -> dict[int, list[Action]] | None:

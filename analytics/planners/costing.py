@@ -1,6 +1,6 @@
 """What pipelines of their own cost: the makespan of 1F1B, for many at once, and a lower bound of it in closed form.
 
-`pipeline_us` is the one evaluator (pipeline/evaluator.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
+`pipeline_us` is the one evaluator (pipeline/schedule.py) on 1F1B's fixed order: stage s of S starts with min(S - s, M)
 forwards, then one backward, one forward. `pipeline_bound_us` is met exactly by four pipelines in five
 (docs/internals/planners.md).
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
+from unskew.analytics.pipeline.schedule import per_hop, pipeline_of
 from unskew.analytics.planners.problem import Bools, Floats, Ints, PlannerJob
 
 

@@ -39,10 +39,9 @@ from unskew.analytics.core.cost import Speeds
 from unskew.analytics.core.plan import PASSES, Plan, Route, chunk_kinds
 from unskew.analytics.pipeline.actions import separate_pipelines
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.evaluator import Timeline
 from unskew.analytics.pipeline.list_scheduling import listed_order
 from unskew.analytics.pipeline.prediction import LayerCosts, alike_finish_us, synced_us, timeline_of
-from unskew.analytics.pipeline.schedule import Schedule, build_schedule, schedule_of
+from unskew.analytics.pipeline.schedule import Schedule, Timeline, build_schedule, schedule_of
 
 
 class Price(msgspec.Struct, frozen=True):

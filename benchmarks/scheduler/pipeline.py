@@ -11,8 +11,8 @@ import numpy as np
 
 from unskew.analytics.core.plan import PASSES, splits_backward
 from unskew.analytics.pipeline.bubbles import bubbles
-from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.model_profiles import MODELS
+from unskew.analytics.pipeline.schedule import per_hop, pipeline_of
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask
 from unskew.analytics.planners.adaptis.tune import BASELINES, gains, tune
 from unskew.benchmarks.report import Figure, figure, median_ms

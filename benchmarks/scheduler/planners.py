@@ -14,8 +14,7 @@ from unskew.analytics.core.layout import Layout, to_plan
 from unskew.analytics.core.plan import PlanError
 from unskew.analytics.core.sharing import share_out
 from unskew.analytics.lab.simulator.specs import parse_cluster
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.analytics.planners.costing import chunk_times, pipeline_us
 from unskew.analytics.planners.joint.bounds import bounds
 from unskew.analytics.planners.joint.joint import plan_joint

@@ -10,8 +10,7 @@ import numpy as np
 from unskew.analytics.core.outcome import Findings, Sight, percent
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.stages import stage_verdict
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
-from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.analytics.diagnosis.slowness.places import SlowPlace, SlowStretch
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.collector.events import Verdict

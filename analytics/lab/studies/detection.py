@@ -3,7 +3,7 @@ that begins after the first and before the last 50 iterations), with the noise o
 
 A job, from its seed alone: documents are drawn from a corpus's quantiles, cut at the context length and packed by next fit, as
 in training; each chunk takes its cost times the device's factor, the chunk's factor and the fault's; the pipeline model
-(evaluator.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps their verdicts.
+(pipeline/schedule.py) turns the chunks into iteration times. `run` shows the job to detectors and keeps their verdicts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.detector.published.validation import Probe
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.lab.studies.noise import Noise, chunk_factors, device_factors
-from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, predict_iteration
-from unskew.analytics.pipeline.schedule import Schedule, build_schedule
+from unskew.analytics.pipeline.schedule import Schedule, build_schedule, evaluate
 from unskew.analytics.predictor.fit import TimedIteration, fit, fit_terms
 from unskew.analytics.replay.method import Method, MethodInput
 from unskew.collector.events import CHUNK_KINDS, Verdict, VerdictClosed

@@ -13,9 +13,8 @@ from unskew.analytics.diagnosis.trace.model import from_operations
 from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.diagnosis.trace.whatif import what_if
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.model_profiles import MODELS
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, usual
 from unskew.analytics.planners.adaptis.task import AdaptisTask, stage_costs
 from unskew.analytics.planners.adaptis.tune import tune

@@ -18,9 +18,8 @@ from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.lab.studies.frame import Cell, Figures, Study
 from unskew.analytics.lab.studies.noise import chunk_factors, device_factors, load_lengths, load_noise
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.evaluator import evaluate
 from unskew.analytics.pipeline.prediction import durations_us, layer_costs, model_for
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.analytics.predictor.fit import fit
 
 _ROWS = {

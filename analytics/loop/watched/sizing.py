@@ -19,8 +19,7 @@ import numpy as np
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.series.levels import one_change
-from unskew.analytics.detector.suspicion import Excess, SpeedChange
-from unskew.analytics.detector.verdicts import slow_verdict
+from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.analytics.loop.watched.side_by_side import CHUNKS, RankWindow, excess_over_others, share_of
 from unskew.collector.events import Verdict
 

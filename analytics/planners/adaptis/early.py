@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.dispatch import Step
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask, answer_of, stage_costs
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from unskew.analytics.pipeline.bubbles import bubbles
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchResult, PipelineTask, dispatch
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, moved_stages, shifted_boundaries
 from unskew.analytics.planners.adaptis.task import AdaptisTask, stage_costs, stage_kept, untimed

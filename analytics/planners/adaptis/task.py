@@ -12,10 +12,9 @@ from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.actions import action_of
 from unskew.analytics.pipeline.dag import Array
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.notation import with_orders
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.dispatch import Step
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout
 

@@ -29,8 +29,8 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.plan import PlanError, splits_backward, stage_order_of
-from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
+from unskew.analytics.pipeline.schedule import per_hop, pipeline_of
 from unskew.analytics.planners.adaptis.bound import lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import Step
 from unskew.analytics.planners.adaptis.early import weights_early

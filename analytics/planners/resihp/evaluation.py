@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from unskew.analytics.core.layout import Layout, to_plan
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.analytics.planners.costing import replica_us
 from unskew.analytics.planners.problem import Floats, PlannerCluster, PlannerJob, group_speeds, scheduled
 from unskew.collector.events import CHUNK_KINDS

@@ -9,8 +9,7 @@ from unskew.analytics.detector.cusum import raised, threshold
 from unskew.analytics.lab.baselines.registry import METHODS
 from unskew.analytics.lab.studies.detection import PROTECTED, SETTINGS, cost_of, run, synthetic_job, wilson
 from unskew.analytics.lab.studies.noise import load_lengths, load_noise
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 
 NOISE, LENGTHS = load_noise(), load_lengths("code")
 

@@ -22,8 +22,7 @@ from unskew.analytics.diagnosis.failslow import rehearsal_of
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.loop.intake import Intake
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.collector.events import (
     CHUNK_KINDS,
     Control,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from unskew.analytics.core.plan import PASSES
 from unskew.analytics.pipeline.bubbles import bubbles
-from unskew.analytics.pipeline.evaluator import per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
+from unskew.analytics.pipeline.schedule import per_hop, pipeline_of
 
 
 def test_the_bubbles_of_two_stages_by_hand():

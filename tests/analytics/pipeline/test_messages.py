@@ -14,8 +14,8 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import PASSES
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Array, Chunks, Messages
-from unskew.analytics.pipeline.evaluator import pipeline_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
+from unskew.analytics.pipeline.schedule import pipeline_of
 
 
 def executed(chunks: Chunks, us: Array, latency_us: Array, link_us: Array, *, blocking: bool) -> float:

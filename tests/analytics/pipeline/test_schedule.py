@@ -12,8 +12,7 @@ from support.planning.legal_plans import legal_plans
 
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.plan import Hop, Plan, PlanError, Role, Route
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 
 
 def units(schedule, slow_rank=None):

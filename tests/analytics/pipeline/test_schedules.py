@@ -12,10 +12,9 @@ from support.planning.legal_plans import legal_plans
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import PASSES, Plan, PlanError, splits_backward
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop, pipeline_of
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.notation import parse, with_orders, written
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop, pipeline_of
 
 
 def unit_makespan(name: str, ranks: int, micro_batches: int, units: tuple[float, float, float] = (1, 1, 1)) -> float:

@@ -10,8 +10,9 @@ from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Dag, dag_of
-from unskew.analytics.pipeline.evaluator import Cores, pipeline_of, run_on_cores
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.pipeline.schedule import pipeline_of
+from unskew.analytics.pipeline.shared_cores import Cores, run_on_cores
 
 WORKS = [Work(100, 10_000)] * 4
 COST = CostModel(chunks={kind: ChunkCost(layer_us=us, token_us=0.0, token2_us=0.0) for kind, us in (("F", 1e3), ("B", 2e3))})

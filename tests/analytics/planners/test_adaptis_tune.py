@@ -15,11 +15,10 @@ from support.training.runtime_runs import SMALL, light, train
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
-from unskew.analytics.pipeline.evaluator import evaluate, per_hop
 from unskew.analytics.pipeline.memory import peak_activations
 from unskew.analytics.pipeline.model_profiles import MODELS
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.bound import busiest_device_us, lower_bound_us
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
 from unskew.analytics.planners.adaptis.early import weights_early

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from unskew.analytics.core.layout import to_plan
 from unskew.analytics.core.plan import PlanError, validate
 from unskew.analytics.core.sharing import share_out
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.analytics.planners.costing import pipeline_bound_us, pipeline_us
 from unskew.analytics.planners.joint.joint import plan_joint
 from unskew.analytics.planners.problem import PlannerCluster, PlannerJob, group_speeds, healthy_cluster, start
@@ -195,7 +194,7 @@ def test_a_stage_without_any_group_is_refused():
 @settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_the_level_by_level_makespan_is_the_pipelines_own(data):
-    """For uniform work it is what analytics/pipeline/evaluator.py says, and the formula; never below its own bound."""
+    """For uniform work it is what analytics/pipeline/schedule.py says, and the formula; never below its own bound."""
     stages, micro_batches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 9))
     times = st.lists(st.floats(0.1, 3), min_size=stages, max_size=stages)
     forward, backward = np.array(data.draw(times)), np.array(data.draw(times))

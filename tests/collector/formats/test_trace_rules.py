@@ -21,8 +21,7 @@ from support.traces.straggler_rules import broken
 from support.training.runtime_runs import SMALL, train
 
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.collector.events import Span
 from unskew.collector.formats.imported import ImportedRun, Source, store_runs
 from unskew.collector.formats.registry import take_out

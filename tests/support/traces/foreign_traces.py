@@ -13,8 +13,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import Trace, from_spans
 from unskew.analytics.pipeline.actions import Action
-from unskew.analytics.pipeline.evaluator import evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.collector.events import Span
 
 MESSAGE_US = 500.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unskew.analytics.pipeline.evaluator import Timeline
+from unskew.analytics.pipeline.schedule import Timeline
 from unskew.collector.events import Span
 
 

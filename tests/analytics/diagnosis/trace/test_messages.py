@@ -14,8 +14,7 @@ from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.diagnosis.trace.replay import makespan_us, take_apart
 from unskew.analytics.diagnosis.trace.section import record
 from unskew.analytics.loop.intake import Intake
-from unskew.analytics.pipeline.evaluator import Timeline, evaluate
-from unskew.analytics.pipeline.schedule import build_schedule
+from unskew.analytics.pipeline.schedule import Timeline, build_schedule, evaluate
 from unskew.collector.events import Event, IterationCommitted, MicroBatchPacked, Span
 
 MESSAGE_US = 500
