@@ -85,8 +85,12 @@ def _weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
 def weight_gradients(deferred: Deferred) -> None:
     """Add the weights' gradients that a backward pass left; empties the list."""
     for weight, x, dy in deferred:
-        gradient = _weight_gradient(weight, x, dy)
-        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+        if weight.grad is None:
+            weight.grad = _weight_gradient(weight, x, dy)
+        elif weight.dtype == dy.dtype:  # added while it is computed: a sum of its own would be written and read once more
+            weight.grad.addmm_(dy.flatten(0, -2).T, x.flatten(0, -2))
+        else:
+            weight.grad.add_(_weight_gradient(weight, x, dy))
     deferred.clear()
 
 

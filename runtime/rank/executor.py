@@ -232,7 +232,7 @@ class Executor:
         self._half.difference_update((*key, layer) for layer in range(action.first_layer, action.first_layer + action.n_layers))
 
     def _weights_of(self, action: Action, deferred: Deferred) -> Tensor:
-        with self._adding(action, whole=True):
+        with self._adding(action, whole=True, in_place=True):
             weight_gradients(deferred)
         return _NOTHING
 
@@ -244,13 +244,15 @@ class Executor:
         return action.first_layer + action.n_layers == self._plan.n_layers
 
     @contextmanager
-    def _adding(self, action: Action, *, whole: bool) -> Iterator[None]:
+    def _adding(self, action: Action, *, whole: bool, in_place: bool = False) -> Iterator[None]:
         """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others; to none
-        where it breaks. `whole`: the micro-batch is in their sums then. Both at once: what a device does with a chunk after
-        this may break as well, and a gradient that its layer does not know of would be computed and added again."""
+        where it breaks. `in_place`: nothing within waits for anybody, so it does not break, and may add to them itself. `whole`:
+        the micro-batch is in their sums then. Both at once: what a device does with a chunk after this may break as well, and a
+        gradient that its layer does not know of would be computed and added again."""
         before = [
-            (parameter, parameter.grad, self._kept.counts(number, action.micro_batch))
+            (parameter, parameter.grad, counts)
             for number in range(action.first_layer, action.first_layer + action.n_layers)
+            if not ((counts := self._kept.counts(number, action.micro_batch)) and in_place)
             for parameter in self._layers[number].parameters
         ]
         for parameter, _, _ in before:
