@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any, Protocol
 
 import msgspec
@@ -53,17 +54,27 @@ def weighed(
     if gain < LEAST_GAIN:
         return None, f"{by} would save {100 * gain:.1f} % of a step, at least {100 * LEAST_GAIN:.0f} % is asked for"
     gains = [was - will for was, will in zip(before_us, after_us, strict=False)]
+    window = (plan.division or now.division).window // now.times.micro_batches
+    if window > 1:  # of its steps none is that of before
+        gains = [fmean(gains[first : first + window]) for first in range(0, len(gains) - window + 1, window)]
+    interval_us = interval(gains, drawn=window > 1) if len(gains) > 1 else None
     proposal = Proposal(
         plan=plan,
         change=change or describe(now.plan, plan),
         predicted_us=predicted_us,
         baseline_us=baseline_us,
         gain_percent=100 * gain,
-        gain_interval_us=interval(gains) if len(gains) > 1 else None,
+        gain_interval_us=interval_us,
         cost_us=0.0,
         payback_iterations=None,
         moved_layers=0,
         considered=(),
-        evidence={"actuator": by, "slowness": [round(one, 3) for one in now.times.slowness], **evidence},
+        evidence={
+            "actuator": by,
+            "slowness": [round(one, 3) for one in now.times.slowness],
+            "gain_interval_us": interval_us,
+            "batches": len(now.batches),
+            **evidence,
+        },
     )
     return proposal, ""

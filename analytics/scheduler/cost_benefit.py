@@ -282,8 +282,9 @@ def weigh(
     )
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of two values or more: Student's t on a reduced number of values.
+def interval(values: Sequence[float], *, drawn: bool = False) -> tuple[float, float]:
+    """95 % interval of the mean of two values or more: Student's t on a reduced number of values; on all that were `drawn` at
+    random, one by one.
 
     Neighbours in time are no independent witnesses: n counts as ``n (1 - r) / (1 + r)``, r = lag-1 autocorrelation in [0, 0.9],
     its estimate raised by what it falls short of on average, ``(1 + 4 r) / n`` (Kendall 1954).
@@ -295,6 +296,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         return mean, mean
     estimate = sum(a * b for a, b in pairwise(deviation)) / square
     correlation = min(max(estimate + (1 + 4 * estimate) / n, 0.0), 0.9)
-    effective = max(2.0, n * (1 - correlation) / (1 + correlation))
+    effective = n if drawn else max(2.0, n * (1 - correlation) / (1 + correlation))
     half = float(stdtrit(effective - 1, 0.975)) * math.sqrt(square / (n - 1) / effective)
     return mean - half, mean + half

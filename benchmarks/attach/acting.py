@@ -1,7 +1,8 @@
 """What acts on a training that is not ours: is the update the same, and is the gain what was predicted?
 
-Parameters against those of one process (tests/support/jobs/acting_job.py, float64). Then real torchrun jobs of two ranks under
-`unskew watch --mode auto` (tests/support/jobs/divided_job.py): a rank that is slow, and lengths of data/lengths.toml.
+Parameters against those of one process (tests/support/jobs/acting_job.py, float64). Then lengths of data/lengths.toml in loops
+without ranks and clocks (tests/support/jobs/divided_rules.py), of which each seed counts by itself; and real torchrun jobs of
+two ranks under `unskew watch --mode auto` (tests/support/jobs/divided_job.py), also with a rank that is slow.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
-from support.jobs import acting_job, divided_job
+from support.jobs import acting_job, divided_job, divided_rules
+from support.jobs.divided_rules import DividedLoop
 
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench
@@ -22,7 +24,12 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 
 EXACT, WITHIN = 1e-12, 20.0
-SEEDS = 3
+SEEDS, MADE_UP_SEEDS = 3, 20
+LOOPS = tuple(
+    DividedLoop(name, ranks=ranks, padded=padded)
+    for name in ("code", "prolong")
+    for ranks, padded in ((2, False), (2, True), (8, False))
+)
 JOBS = (("alike", "sleep"), ("code", "sleep"), ("prolong", "sleep"), ("prolong", "cores"))
 WHAT = {"alike": f"a rank {divided_job.SLOWER:g} times slower", "code": "lengths of code", "prolong": "lengths of prolong"}
 DIVIDED = [name for name, case in acting_job.CASES.items() if case.samples and name not in {"unknown", "resumed"}]
@@ -35,9 +42,10 @@ class Gain(NamedTuple):
     measured: float
 
 
-def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
+def figures(bench: Bench, seeds: int = SEEDS, made_up_seeds: int = MADE_UP_SEEDS) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="unskew-acting-") as folder:
         apart = _apart(Path(folder))
+        made_up = [_made_up(loop, made_up_seeds) for loop in bench.steps("loops that are acted on", LOOPS)]
         found: dict[tuple[str, str], list[Gain]] = {}
         for number, (name, device) in enumerate(bench.steps("trainings that are acted on", JOBS)):
             gains = [_gain(Path(folder) / f"store-{number}-{seed}", name, device, seed) for seed in range(seeds)]
@@ -45,6 +53,7 @@ def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
     return [
         figure("acting: parameters apart from one process's, float64", max(apart.values()), "", bar=EXACT, better="lower",
                note=", ".join(apart)),
+        *made_up,
         *(_figure(name, device, of, seeds) for (name, device), of in found.items()),
     ]  # fmt: skip
 
@@ -57,6 +66,24 @@ def _figure(name: str, device: str, gains: list[Gain], seeds: int) -> Figure:
     each = "; ".join(f"{one.predicted:.1f} and {one.measured:.1f}" for one in gains)
     note = f"predicted {predicted:.1f} %, measured {measured:.1f} %, means of {len(gains)} of {seeds} jobs ({each})"
     return figure(what, 100 * abs(predicted / measured - 1), "%", bar=WITHIN, better="lower", note=note)
+
+
+def _made_up(loop: DividedLoop, seeds: int) -> Figure:
+    """Of one distribution; the seed that is worst."""
+    held = "padded" if loop.padded else "packed"
+    what = f"acting: {WHAT[loop.name]}, {held}, {loop.ranks} ranks, made up: predicted gain over the measured one, off by"
+    gains = [divided_rules.gain_of(divided_rules.trained(loop, seed)) for seed in range(seeds)]
+    scored = [gain for gain in gains if gain is not None]
+    if not scored:
+        return figure(what, None, "%", bar=WITHIN, better="lower", note="nothing was proposed, or entered")
+    off = sorted(100 * abs(gain.predicted / gain.measured - 1) for gain in scored)
+    predicted, measured = fmean(one.predicted for one in scored), fmean(one.measured for one in scored)
+    within = sum(gain.interval[0] <= gain.measured <= gain.interval[1] for gain in scored)
+    note = (
+        f"the most of {len(scored)} of {seeds} seeds, median {median(off):.1f} %; predicted {predicted:.1f} %, measured "
+        f"{measured:.1f} % in the mean; {within} of them in the interval that was stated"
+    )
+    return figure(what, off[-1], "%", bar=WITHIN, better="lower", note=note)
 
 
 def _apart(folder: Path) -> dict[str, float]:

@@ -66,10 +66,11 @@ class LoaderDivided(Telemetry, frozen=True, kw_only=True, tag="loader_divided@1"
 
 class SamplesDrawn(Telemetry, frozen=True, kw_only=True, tag="samples_drawn@1", gc=False):
     """The lengths of the samples of the global batches that all ranks train from iteration `iteration` on, each in the loader's
-    order; the lowest rank writes it."""
+    order; the lowest rank writes it. `coming`: those of the batches behind these, where they are known; () = nothing new."""
 
     iteration: int
     batches: tuple[tuple[int, ...], ...]
+    coming: tuple[tuple[int, ...], ...] = ()
 
 
 class HostClock(Telemetry, frozen=True, kw_only=True, tag="host_clock@1"):

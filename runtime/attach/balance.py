@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler
 
-from unskew.analytics.core.division import Division, grouped, split, weights
+from unskew.analytics.core.division import Division, ahead, grouped, split, weights
 from unskew.collector.events import LoaderDivided, SamplesDrawn, Telemetry
 from unskew.collector.paths import Store
 from unskew.runtime.attach.asked.plan_file import ACTS, PlanForRanks, read_plan
@@ -83,7 +83,8 @@ class BalancedLoader:
         first = msgspec.structs.replace(self._own, window=window) if at_once else self._own
         self._plan = PlanForRanks(plan_version=0, division=first)
         self._members = tuple(range(self._ranks))
-        self._turn = self._at = 0
+        self._turn = self._at = self._announced = 0
+        self._order: list[list[int]] = []
         self._coming: tuple[int, PlanForRanks] | None = None
         """Agreed, and not in force yet: from the first window on that begins at this batch or later."""
         self._given: deque[DrawnBatch] = deque()
@@ -157,10 +158,11 @@ class BalancedLoader:
 
     def _batches(self) -> Iterator[list[int]]:
         """This rank's part of each global batch."""
-        batches = self._in_loaders_order()
+        batches = self._order = self._in_loaders_order()
         place, self._place = self._place, None
         first, skip = (0, 0) if place is None else (int(place["window_from"]), int(place["behind"]))
         self._at = first + skip
+        self._announced = 0
         while first < len(batches):
             if not skip and self._coming is not None and self._coming[0] <= first:
                 self._plan, self._coming = self._coming[1], None
@@ -261,7 +263,16 @@ class BalancedLoader:
             )  # fmt: skip
             self._session.emit(divided)
         if now.drawn and self._rank == self._members[0]:
-            self._session.emit(SamplesDrawn(iteration=loop.iteration, batches=now.drawn))
+            coming = self._behind(now.window_from + len(now.drawn))
+            self._session.emit(SamplesDrawn(iteration=loop.iteration, batches=now.drawn, coming=coming))
+
+    def _behind(self, first: int) -> tuple[tuple[int, ...], ...]:
+        """The lengths of the epoch's batches from `first` on, where no sample is to be read for them: many now and then."""
+        count = ahead(self._window, self._own.total)
+        if callable(self._length) or self._announced >= len(self._order) or first + count // 2 < self._announced:
+            return ()
+        self._announced = first + count
+        return tuple(tuple(map(self._length_of, batch)) for batch in self._order[first : self._announced])
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

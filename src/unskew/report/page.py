@@ -12,7 +12,7 @@ import msgspec
 
 from unskew.analytics.core.outcome import OutcomeWord, outcome_of_run
 from unskew.analytics.core.run_state import ProposalState, RunState, VerdictState, fold
-from unskew.collector.events import CONTROL, tag_of
+from unskew.collector.events import CONTROL, PlanProposed, tag_of
 from unskew.collector.files.tail import decode_event
 from unskew.collector.read.reader import Reader
 from unskew.report.charts import ChartMark, Line, bars, heatmap, lines
@@ -106,7 +106,7 @@ def _proposal(one: ProposalState) -> str:
     proposed, scored = one.proposed, one.scored
     facts: list[tuple[str, str]] = [("state", one.status)]
     if proposed.gain_percent is not None:
-        facts.append(("gain, predicted", f"{proposed.gain_percent:.1f} %"))
+        facts.append(("gain, predicted", f"{proposed.gain_percent:.1f} %{_sides(proposed)}"))
     if scored is not None and scored.effect_s is not None and scored.baseline_s:
         low, high = (100 * side / scored.baseline_s for side in scored.interval_s or (scored.effect_s, scored.effect_s))
         gain = f"{100 * scored.effect_s / scored.baseline_s:.1f} % ({low:.1f} to {high:.1f})"
@@ -124,6 +124,15 @@ def _proposal(one: ProposalState) -> str:
         f'<article class="card {tone}"><h3>{escape(proposed.proposal)}: {escape(proposed.change)}</h3>'
         f"<p>{escape(proposed.reason)}</p><dl>{shown}</dl></article>"
     )
+
+
+def _sides(proposed: PlanProposed) -> str:
+    """The 95 % interval of its gain, where one is stated."""
+    sides, baseline_us = proposed.evidence.get("gain_interval_us"), proposed.baseline_us
+    if not sides or not baseline_us:
+        return ""
+    low, high = (100 * side / baseline_us for side in sides)
+    return f" ({low:.1f} to {high:.1f})"
 
 
 def _times(reader: Reader, run: str, marks: Sequence[ChartMark]) -> str:

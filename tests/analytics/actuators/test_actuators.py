@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from support.jobs import divided_rules
+from support.jobs.divided_rules import DividedLoop
 
 from unskew.analytics.actuators import acting
 from unskew.analytics.actuators.actuator import Situation
@@ -91,6 +93,17 @@ def test_balanced_lengths_cost_what_is_predicted_on_batches_that_nobody_saw(name
     for window in (batches[:4], batches[4:8]):
         groups = grouped(window, division, "0-0")
         assert sorted(at for group in groups for at in group) == [(batch, place) for batch in range(4) for place in range(24)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [DividedLoop("code"), DividedLoop("prolong", padded=True), DividedLoop("prolong", epoch=45)])
+def test_the_gain_of_balanced_lengths_is_predicted_for_the_batches_that_come(loop: DividedLoop) -> None:
+    gains = [divided_rules.gain_of(divided_rules.trained(loop, seed)) for seed in (1, 4, 6)]
+    for gain in gains:
+        assert gain is not None
+        assert abs(gain.predicted / gain.measured - 1) < 0.2
+        low, high = gain.interval
+        assert low < gain.measured < high
 
 
 def test_weights_are_parts_of_the_whole_batch_and_one_where_all_have_the_same() -> None:
