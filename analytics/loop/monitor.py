@@ -45,6 +45,9 @@ RESCALED_BY = 8
 IDLE_OVER = 8
 """So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
 
+END_OVER = 8
+"""So many iterations, the last ones in which nobody was suspected, tell how their end differs from the fitted one."""
+
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
 on."""
@@ -73,7 +76,8 @@ class JobPace(msgspec.Struct, frozen=True):
 
 
 class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """`predicted_us` None: it was not judged, for want of a predictor or of log lines. `sample`: what can be learned of it."""
+    """`predicted_us`: by the predictor, with the end that iterations have had of late; None: it was not judged, for want of a
+    predictor or of log lines. `sample`: what can be learned of it."""
 
     judged: IterationJudged
     sample: IterationSample
@@ -84,7 +88,8 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `account`: where the time went; `verdicts`: the newest revision of each, by number, also of
     closed ones; `known`: speeds that others than the Detector have found; `side_by_side`: others compare ranks from the first
-    iteration on."""
+    iteration on; `longer`: the last iterations in which nobody was suspected, and by how much (us) each was longer than fitted.
+    """
 
     options: DetectorOptions
     retraining: Retraining
@@ -95,6 +100,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     account: TimeAccount = TimeAccount()
     verdicts: dict[int, Verdict] = {}
     side_by_side: bool = False
+    longer: tuple[tuple[int, float], ...] = ()
 
     @property
     def fitted(self) -> Fit | None:
@@ -113,11 +119,22 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> CostModel | None:
-        """The predictor's model in force, with what is known of slow links and of slow ranks' cores; None during warm-up."""
+        """What plans are weighed by: the predictor in force, with what is known of slow links, of slow ranks' cores and of the
+        end of iterations; None during warm-up."""
+        return None if (cost := self._judging) is None else self._with_end(cost)
+
+    @property
+    def _judging(self) -> CostModel | None:
+        """What iterations are judged by: the end is the fitted one, for a job whose end takes longer is a slow one."""
         if self.fitted is None:
             return None
         idle = {rank: part for rank, part in self.retraining.idle(IDLE_OVER).items() if rank in self.speeds}
         return msgspec.structs.replace(self.fitted.model, slow_links=self.slow_links, idle=idle)
+
+    def _with_end(self, cost: CostModel) -> CostModel:
+        """With the end that iterations have had of late: it is the machine's, and moves with what else the machine does."""
+        longer_us = median(us for _, us in self.longer) if self.longer else 0.0
+        return msgspec.structs.replace(cost, iteration_end_us=max(cost.iteration_end_us + longer_us, 0.0))
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -142,7 +159,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def judge(self, released: IterationTelemetry, plan: Plan, *, uneven_us: float = 0.0) -> tuple[Monitor, JudgedIteration]:
         """The next committed iteration, which ran under `plan`; of its time the whole job is not judged by `uneven_us`."""
         committed, speeds = released.committed, self.speeds
-        if (cost := self.cost) is None or not committed.log_complete:
+        if (cost := self._judging) is None or not committed.log_complete:
             judged = IterationJudged(
                 iteration=committed.iteration,
                 plan_version=committed.plan_version,
@@ -160,9 +177,17 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after = after._seeing(sample, prediction)._accounting(cost, sample)
         after, of_job = after._job_judged(sample, predicted_us, verdicts, uneven_us)
-        return after, JudgedIteration(
-            judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=(*verdicts, *of_job)
+        ends_us = self._with_end(cost).iteration_end_us - cost.iteration_end_us
+        return after._ended(sample, predicted_us), JudgedIteration(
+            judged=found.judged, sample=sample, predicted_us=predicted_us + ends_us, verdicts=(*verdicts, *of_job)
         )
+
+    def _ended(self, sample: IterationSample, predicted_us: float) -> Monitor:
+        """With how much longer than predicted this iteration took, where nobody is suspected in it."""
+        if sample.suspicion >= self.retraining.options.suspicious_score:
+            return self
+        more = sample.committed.iteration, sample.committed.measured_us - predicted_us
+        return msgspec.structs.replace(self, longer=(*self.longer, more)[-END_OVER:])
 
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
@@ -189,8 +214,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         again = None
         if turns and min(turns.values()) <= retraining.fitted_at:
             retraining, again = retraining.fitted_again("speeds known")
-        after = msgspec.structs.replace(self, retraining=retraining)
-        if turns and (cost := after.cost) is not None:
+        longer = tuple(one for one in self.longer if one[0] < min(turns.values())) if turns else self.longer
+        after = msgspec.structs.replace(self, retraining=retraining, longer=() if again else longer)
+        if turns and (cost := after._judging) is not None:
             after = after._accounting(cost, *(one for one in retraining.seen if one.committed.iteration >= min(turns.values())))
         return after, () if again is None else (again,)
 
@@ -332,7 +358,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
-            return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, scale=self.job.scale + more)), ()
+            job = msgspec.structs.replace(self.job, scale=self.job.scale + more)
+            return msgspec.structs.replace(self, job=job, longer=()), ()
         after = self._accounting(cost, *self.retraining.seen)
         samples = [after._over(one, one.predicted_by(cost)) for one in seen]
         return after._job_steps(samples, samples[-1][0]) if samples else (after, ())

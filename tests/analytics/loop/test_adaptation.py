@@ -37,6 +37,7 @@ COST = profile("steady")
 PLAN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
 SITE = Site(origin=PLAN, iterations=400, layer_bytes=(100_000,) * 16, bytes_per_us=200.0, regroup_us=300_000.0)
 Truth = Callable[[int], Speeds]
+Telemetry = Iterator[IterationTelemetry]
 E = TypeVar("E")
 
 
@@ -258,9 +259,9 @@ def test_a_slowness_that_takes_long_to_name_is_not_learned_as_healthy(at: int) -
         assert fitted == pytest.approx(true, rel=0.01)
 
 
-def in_trial(loop: Loop, truth: Truth) -> Plan:
+def in_trial(loop: Loop, truth: Truth, changed: Callable[[Telemetry], Telemetry] = lambda same: same) -> Plan:
     """The loop after rank 3 was named, with the plan that it then proposed just applied."""
-    steps = follow(loop, train(truth, 40))
+    steps = follow(loop, changed(train(truth, 40)))
     (proposal,) = [step.proposal for step in steps.values() if step.proposal]
     plan = proposal.plan.renumbered(1)
     regrouped = Regrouped(plan_version=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
@@ -279,6 +280,24 @@ def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
     plan = in_trial(loop, truth)
     scores = events(follow(loop, train(truth, 15, plan=plan, first=40), plan), PlanScored)
     assert [score.void for score in scores] == [why]
+
+
+def test_plans_are_weighed_with_the_end_that_iterations_have_of_late() -> None:
+    """It became 60 ms longer, and nothing is fitted yet: a plan is promised so, iterations are judged as they should be."""
+
+    def longer(iterations: Telemetry) -> Telemetry:
+        for one in iterations:
+            late = 60_000 if one.committed.iteration >= 34 else 0
+            committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
+            yield msgspec.structs.replace(one, committed=committed)
+
+    loop, truth = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE)), slow(3, 0.5, at=20)
+    plan = in_trial(loop, truth, longer)
+    later = follow(loop, longer(train(truth, 22, plan=plan, first=40)), plan)
+    (score,) = events(later, PlanScored)
+    assert score.predicted_s == pytest.approx(score.measured_s, rel=0.01)
+    judged = [later[now].judged for now in range(40, 46)]
+    assert min(one.measured_us - (one.predicted_us or 0) for one in judged) > 40_000, "it is longer than it should be"
 
 
 def test_a_proposal_carries_what_it_was_founded_on() -> None:
