@@ -246,7 +246,7 @@ class Executor:
     @contextmanager
     def _adding(self, action: Action, *, whole: bool, in_place: bool = False) -> Iterator[None]:
         """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others; to none
-        where it breaks. `in_place`: nothing within waits for anybody, so it does not break, and may add to them itself. `whole`:
+        where it breaks. `in_place`: nothing within waits for anybody, so it cannot break, and may add to them at once. `whole`:
         the micro-batch is in their sums then. Both at once: what a device does with a chunk after this may break as well, and a
         gradient that its layer does not know of would be computed and added again."""
         before = [
