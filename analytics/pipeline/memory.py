@@ -3,17 +3,17 @@
 Activations of a chunk are kept from the start of its forward to the end of its backward; where the backward pass is split, to
 the end of its weights' gradient. A rank that recomputes keeps what layers were given alone, until its backward begins; then the
 activations of one layer after the other are there, all of them to the end of W where the backward pass is split. Of what the
-members of a group would each have whole a sequence-parallel one keeps its own tokens, all of them from B to W. A layer is
-kept with its parameters, both moments and its gradient; while a chunk adds to the gradients of its layers, what it adds is
-there beside them; and a bucket is summed in a copy. Where a plan follows another one, layers that it moves are counted on both
-sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, copies that a checkpoint is written from
-(in the memory of the host), the allocator's waste.
+members of a group would each have whole a sequence-parallel one keeps its own tokens, all of them from B to W. A layer is kept
+with its parameters, both moments and its gradient; while a group's backward pass, which may break, adds to the gradients of its
+layers, what it adds is there beside them; and a bucket is summed in a copy. Where a plan follows another one, layers that it
+moves are counted on both sides (handover.py). Not counted: buffers of messages, what a chunk needs for a moment, copies that a
+checkpoint is written from (in the memory of the host), the allocator's waste.
 
 >>> from unskew.analytics.core.layout import uniform_plan
 >>> plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=4)
 >>> memory = LayerMemory(gradient_bytes=(100, 100), token_bytes=(4.0, 4.0), cut_token_bytes=(0.0, 0.0), bucket_bytes=100)
 >>> peak_bytes(plan, memory, tokens=10)
-{0: 580.0, 1: 540.0}
+{0: 480.0, 1: 440.0}
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class LayerMemory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def held(self) -> Array:
         """[layer]: parameters, moments and gradient."""
         return np.array(self.held_bytes or [(KEPT_WITH_GRADIENT + 1) * one for one in self.gradient_bytes], dtype=np.float64)
+
+    def added(self, members: int) -> Array:
+        """[layer]: what a chunk of a group of so many adds to the gradients, beside them; one rank adds to them as it goes."""
+        return np.array(self.gradient_bytes, dtype=np.float64) * (members > 1)
 
     @cached_property
     def of_layers_alone(self) -> bool:
@@ -128,10 +132,9 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         peaks = [peak_bytes(plan.recomputing(ranks, by_tokens), self.memory, self.tokens) for ranks in again]
         return max(min(of[rank] for of in peaks) for rank in plan.ranks)
 
-    @property
-    def layer_bytes(self) -> float:
-        """Of a mean layer, as planners of whole jobs count it: held, and what is added to its gradients."""
-        return float(np.mean(self.memory.held + np.array(self.memory.gradient_bytes)))
+    def layer_bytes(self, members: int) -> float:
+        """Of a mean layer, as planners of whole jobs count it: held, and what a group of so many adds to its gradients."""
+        return float(np.mean(self.memory.held + self.memory.added(members)))
 
     @property
     def activation_bytes(self) -> float:
@@ -148,7 +151,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
         from `first` on, with so many micro-batches in flight."""
         memory, room = self.memory, self.rank_bytes / times * (1 + ROUNDING)
         parts = members if memory.by_tokens else 1
-        layers, kept = share * (memory.held + np.array(memory.gradient_bytes)), memory.kept(share, self.tokens, parts)
+        layers, kept = share * (memory.held + memory.added(members)), memory.kept(share, self.tokens, parts)
         needed = [np.cumsum((layers + in_flight * kept)[first:])]
         if memory.given_bytes:
             given = memory.given(self.tokens, parts)
@@ -198,7 +201,7 @@ def _peak_under(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float
     gradients_before = [0.0, *accumulate(map(float, memory.gradient_bytes))]
     found = {}
     for rank, share in shares.items():
-        parts, again = plan.token_parts(rank), plan.role_of[rank].recompute
+        parts, again, team = plan.token_parts(rank), plan.role_of[rank].recompute, plan.team_of.get(rank)
         kept = memory.kept(share, tokens, parts if ending == "B" else 1)
         given = memory.given(tokens, parts) if again else memory.kept(share, tokens, parts)
         kept_before, given_before = ([0.0, *accumulate(each.tolist())] for each in (kept, given))
@@ -206,7 +209,7 @@ def _peak_under(plan: Plan, memory: LayerMemory, tokens: int) -> dict[int, float
         for action in schedule.by_rank[rank]:
             first, end = action.first_layer, action.first_layer + action.n_layers
             last, taken = kept_before[end] - kept_before[first], given_before[end] - given_before[first]
-            adds = share * (gradients_before[end] - gradients_before[first]) if action.kind != "F" else 0.0
+            adds = share * (gradients_before[end] - gradients_before[first]) if team and action.kind == "B" else 0.0
             if action.kind == "F":
                 in_flight += taken
             elif action.kind == "B" and ending == "W":

@@ -124,7 +124,7 @@ class PlanBench:
             head_layers=head_us / sum(layer_us.values()),
             message_us=self.state.cost.message_us,
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
-            layer_bytes=self.room.layer_bytes if self.room else 0.0,
+            layer_bytes=self.room.layer_bytes(members) if self.room else 0.0,
             activation_bytes=self.room.activation_bytes if self.room else 0.0,
             given_bytes=self.room.given_bytes if self.room else None,
             capacity_bytes=self.room.rank_bytes * members if self.room else None,

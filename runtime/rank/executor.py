@@ -204,7 +204,7 @@ class Executor:
     def _backward_of(self, action: Action, dy: Tensor | None) -> Tensor:
         key = action.micro_batch, action.hop
         due = [kept for kept in self._held[key] if kept.first >= action.first_layer]
-        with self._adding(action, whole=not self._split):
+        with self._adding(action, whole=not self._split, in_place=self._team is None):
             backward(due, dy, partial(self._layer, *key))
             self._sum_uncut(action)
         del self._held[key][-len(due) :]  # only now: a break in the middle of it leaves it unexecuted

@@ -6,8 +6,8 @@ import re
 import statistics
 import threading
 import weakref
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -134,17 +134,28 @@ def test_activations_of_ends_that_are_layers_of_their_own_are_as_predicted(layer
         assert measured[rank] == pytest.approx(predicted[rank], rel=0.01, abs=SHARED)
 
 
-def test_a_layer_takes_four_times_its_gradients_beside_its_activations() -> None:
-    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=8)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_layer_takes_four_times_its_gradients_beside_its_activations(tp: int) -> None:
+    """A group's backward pass can break, so what a chunk adds is there beside the sum."""
+    plan = uniform_plan(tp=tp, pp=2, dp=1, n_layers=4, micro_batches=8)
     with_all, alone = (peak_bytes(plan, memory(activations=one), TOKENS) for one in (False, True))
     for rank in plan.ranks:
         layers = [HeldLayer(SIZE, n, seed=0, dtype=torch.float32, device=CPU) for n in plan.role_of[rank].layers]
-        for layer in layers:
-            for parameter in layer.parameters:
-                parameter.grad = torch.zeros_like(parameter)
         held = sum(t.nbytes for layer in layers for _, t in layer.named_tensors())
-        gradients = sum(p.grad.nbytes for layer in layers for p in layer.parameters if p.grad is not None)
-        assert with_all[rank] - alone[rank] == held + 2 * gradients  # once more: what a chunk adds, beside the sum
+        gradients = sum(p.nbytes for layer in layers for p in layer.parameters)
+        assert with_all[rank] - alone[rank] == pytest.approx((held + gradients * tp) / tp)
+
+
+def test_one_rank_adds_gradients_where_their_sum_is() -> None:
+    """No second copy of them is there within a backward pass, which cannot break."""
+    places = defaultdict[Tensor, set[int]](set)
+
+    def watched(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        places[parameter].add(parameter.grad.data_ptr())
+
+    executed(uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=8), added=watched)
+    assert [len(of) for of in places.values()] == [1] * (4 * 6 + 3)
 
 
 @pytest.mark.slow
@@ -232,8 +243,8 @@ def test_a_change_of_plan_keeps_what_was_predicted(change: str) -> None:
 
 
 HEAVY = {"dim": 32, "heads": 2, "tokens": 240, "micro_batches": 8}
-"""Under such options a rank has room from 8 MiB on, and from 9.5 when it does another's work besides; from 3.9 and 4.1 where it
-recomputes."""
+"""Under such options a rank has room from 7.8 MiB on, and from 9.2 when it does another's work besides; from 3.9 where it
+recomputes, under gpipe with 16 micro-batches from 4.6 and 5.6."""
 
 
 @pytest.mark.slow
@@ -264,7 +275,7 @@ def test_ranks_recompute_where_memory_demands_it_and_losses_stay(tmp_path: Path)
         statistics.median(one.wall_us for one in run.of(IterationCommitted) if one.iteration < 5) for run in (roomy, tight)
     ]
     assert times[1] > 1.1 * times[0], "a forward more takes its time"
-    lost = train(tmp_path, "kill:rank=1,at=5", rank_mib=4, **HEAVY)
+    lost = train(tmp_path, "kill:rank=1,at=5", rank_mib=5, **{**HEAVY, "schedule": "gpipe", "micro_batches": 16})
     (end,) = lost.of(RunFinished)
     assert (end.status, len(lost.of(PlanIssued))) == ("failed", 1)
     assert re.match(r"plan 1 does not fit: rank 3 would need .* MiB of memory under it", end.reason)
@@ -312,8 +323,8 @@ def memory(*, activations: bool, size: ModelSize = SIZE) -> LayerMemory:
     )
 
 
-def executed(plan: Plan, size: ModelSize = SIZE) -> dict[int, int]:
-    """Rank -> the most bytes of activations that it had."""
+def executed(plan: Plan, size: ModelSize = SIZE, added: Callable[[Tensor], None] | None = None) -> dict[int, int]:
+    """Rank -> the most bytes of activations that it had; `added`: called when a micro-batch's gradient of a parameter is."""
     hub, options = Hub(), RunOptions(micro_batches=8, tokens=TOKENS, layers=size.n_layers, dim=size.dim, heads=size.heads)
     batch = Batch(Corpus([bytes(range(65))] * 16), options, 0)
     assert {batch.tokens(number) for number in range(8)} == {TOKENS}
@@ -324,6 +335,8 @@ def executed(plan: Plan, size: ModelSize = SIZE) -> dict[int, int]:
         role, device = plan.role_of[rank], RealDevice([])
         layers = {n: HeldLayer(size, n, seed=0, dtype=torch.float32, device=CPU, part=role.part) for n in role.layers}
         beside = {p.untyped_storage().data_ptr() for layer in layers.values() for p in layer.parameters}
+        for parameter in (p for layer in layers.values() for p in layer.parameters if added is not None):
+            parameter.register_post_accumulate_grad_hook(added)
         counted = LiveBytes(beside)
         counted.executor = executor = Executor(
             plan=plan, actions=build_schedule(plan).by_rank[rank], kept=nothing_kept(plan), layers=layers, batch=batch,
