@@ -8,6 +8,7 @@ child of a rank that is measured is left alone.
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import resource
 import socket
@@ -15,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
+from multiprocessing.util import Finalize
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -44,6 +46,8 @@ LONGEST_FINISH_S = 5.0
 LEAST_STILL_S, STILL_FACTOR = 8.0, 10.0
 """Without progress for so long, and for so many of the longest pauses before, a rank writes down what its flight recorder has:
 who hangs is then seen from who did not join."""
+AT_FIRST = 100
+"""Among what multiprocessing calls at the end of a process."""
 MOST_ERROR, MOST_CAUSES = 400, 3
 """Characters of the exception that ended a loop; and how many are told, of those that it came of."""
 
@@ -90,6 +94,10 @@ class _Step:
 def _in_words(error: BaseException | None) -> str:
     """What ended the loop, and what that came of: what a framework raises says less than torch did; "" = nothing did."""
     found: list[str] = []
+    if isinstance(error, SystemExit):
+        if not error.code:
+            return ""
+        error = error.__context__ or error  # torch.multiprocessing.spawn catches what it passes on
     while error is not None and len(found) < MOST_CAUSES:
         found.append(f"{type(error).__name__}: {str(error)[: MOST_ERROR // 2]}")
         error = error.__cause__ or error.__context__
@@ -192,7 +200,7 @@ class LoopSession:
         self._ended.set()
         self._report()
         if self._spool is not None:
-            error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), error=_in_words(error)[:MOST_ERROR]))
             self._spool.close()
             self._spool = None
@@ -281,6 +289,9 @@ class LoopSession:
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)
         beat.start()
         atexit.register(self.close)
+        if multiprocessing.parent_process() is not None:
+            # A forked one calls nothing else at its end, and in any what ends it is known only while this is called.
+            Finalize(None, self.close, exitpriority=AT_FIRST)
         return timeline
 
     def _beat(self, timeline: LoopTimeline, spool: SpoolWriter, pid: int) -> None:

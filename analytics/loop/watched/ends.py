@@ -67,21 +67,39 @@ def first_dead(
 
     Who says that another one is gone is none. Of the rest the first one where all of them were seen to end. Else who was struck
     by a signal, or ended by an exception of its own; or the only one of which nothing is known, where all others say that
-    another one is gone.
+    another one is gone. Whose exit code alone tells that it did not end well (`sys.exit(3)`) counts where the others
+    say so, or were stopped.
     """
-    ended, known = died(exits, stated), attached == ranks
+    known, victims = attached == ranks, _victims(stated)
     if not known and not failed:
         return None
-    victims = [one for one in ended if one.rank in stated and lost_another(stated[one.rank].error)]
-    rest = [one for one in ended if one not in victims]
+    quiet = [one for one in exits if one.status and not one.asked and one.rank in stated and not stated[one.rank].error]
+    stopped = sum(one.asked for one in exits)
+    ended = [*died(exits, stated), *(quiet if victims or len(quiet) + stopped == ranks > len(quiet) else ())]
+    rest = [one for one in ended if one.rank not in victims]
+    likely: list[Exit]
     if known and all(one.at_s is not None for one in rest):
-        likely = sorted(rest, key=lambda one: (one.rank in stated, one.at_s))[:1]
+        by_time = sorted(rest, key=lambda one: one.at_s or 0.0)
+        silent = [one for one in by_time if one.rank not in stated and one.status is not None]
+        likely = (silent if by_time and by_time[0].rank in stated else by_time)[:1] or by_time[:1]
     else:
         own = [one for one in rest if known and one.rank in stated]
         likely = [one for one in rest if one.struck] or own or (rest if len(victims) == ranks - 1 else [])
     if len(likely) != 1 or (likely[0].status is None and not failed):  # reaped before it could be read: it may have ended well
         return None
     return likely[0]
+
+
+def left_early(exits: Sequence[Exit], stated: Mapping[int, RankDetached], ranks: int) -> int | None:
+    """The rank that ended as if all was done, where all others then say that one is gone: of a loader with fewer batches."""
+    victims = _victims(stated)
+    failed = {one.rank for one in exits if one.status}
+    left = [rank for rank in stated.keys() - victims - failed if not stated[rank].error]
+    return left[0] if len(left) == 1 and len(victims) == ranks - 1 > 0 else None
+
+
+def _victims(stated: Mapping[int, RankDetached]) -> set[int]:
+    return {rank for rank, one in stated.items() if lost_another(one.error)}
 
 
 def lost_another(error: str) -> bool:

@@ -20,7 +20,7 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.loop.watched import stalled
-from unskew.analytics.loop.watched.ends import Exit, died, first_dead
+from unskew.analytics.loop.watched.ends import Exit, died, first_dead, left_early, lost_another
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -60,6 +60,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """The exit codes of a command that was stopped by a person or a scheduler."""
 NO_LENGTHS = "what its batches hold is not known, as no loader of torch gives them: session.note(tokens=...) before backward()"
 NOT_KNOWN = "; which of its ranks died first is not known"
+LEFT_EARLY = "; rank {rank} had ended before, without an error: did its loader have fewer batches than the others'?"
 
 
 class JobWatcher:
@@ -114,11 +115,13 @@ class JobWatcher:
         if self._stream is None or self._spool is None:
             return None
         asked, unmeasured = code in STOPPED, "; ".join(self._unmeasured.values())
-        not_known = "" if asked or self._lost or self.well else NOT_KNOWN
+        left = left_early(self._exits.seen, self._detached, next(iter(self._attached.values())).ranks)
+        unnamed = not self.well or any(lost_another(one.error) for one in self._detached.values())
+        who = LEFT_EARLY.format(rank=left) if left is not None else NOT_KNOWN if unnamed else ""
         end = RunFinished(
             status=("incomplete" if unmeasured else "done") if code == 0 else "stopped" if asked else "failed",
             iterations=self._iterations,
-            reason=unmeasured if code == 0 else self._ended_with(code) + not_known,
+            reason=unmeasured if code == 0 else self._ended_with(code) + ("" if asked or self._lost else who),
             committed=None if unmeasured else self._iterations,
         )
         self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
@@ -318,7 +321,8 @@ class JobWatcher:
     def _lose(self, exited: Exit) -> None:
         rank = exited.rank
         one = self._attached[rank]
-        detail = self._detached[rank].error if rank in self._detached else exited.detail
+        stated = self._detached.get(rank)
+        detail = stated.error if stated is not None and stated.error else exited.detail
         victims = tuple(sorted(set(self._attached) - {rank}))
         # What it did last went with it; the others end no step without it.
         at = max(self._iterations, 1 + min((self._marks.get(other, -1) for other in victims), default=-1))

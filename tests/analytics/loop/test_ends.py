@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from unskew.analytics.loop.watched.ends import Exit, first_dead, lost_another
+from unskew.analytics.loop.watched.ends import Exit, first_dead, left_early, lost_another
 from unskew.collector.events import RankDetached
 
 KILLED, ABORTED, STOPPED, FAILED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM, 1
@@ -68,6 +68,29 @@ def test_what_may_become_known_is_waited_for() -> None:
     assert named(failed, words=stated(r0=OWN), attached=1, failed=False) is None
     assert named(failed, words=stated(r0=OWN), attached=1) is None  # rank 1 may have died before its first step
     assert named(Exit(0, 1.1, KILLED), words={}, attached=1) == 0
+
+
+def test_an_exit_code_alone_is_enough_where_the_others_lost_it_or_were_stopped() -> None:
+    left = Exit(1, 1.0, 3)
+    assert named(left, Exit(0, 1.1, FAILED), words=stated(r0=PEER, r1="")) == 1
+    assert named(left, Exit(0, 1.1, STOPPED), words=stated(r0=PEER, r1="")) == 1
+    assert named(left, Exit(0, 1.1, STOPPED), words=stated(r1="")) == 1
+    assert named(left, Exit(0, 1.1, 3), words=stated(r0="", r1="")) is None
+    assert named(left, words=stated(r1="")) is None
+
+
+def test_whoever_was_reaped_unseen_by_its_parent_is_not_named_before_one_that_ended_by_itself() -> None:
+    assert named(Exit(1, 1.0, None), Exit(0, 1.1, None), words=stated(r1=OWN)) == 1
+    assert named(Exit(0, 1.0, FAILED), Exit(1, 1.1, KILLED), words=stated(r0=OWN)) == 1
+
+
+def test_a_rank_that_ends_well_before_the_others_is_stated() -> None:
+    well, failed = Exit(1, 1.0, 0), Exit(0, 1.1, FAILED)
+    assert left_early([well, failed], stated(r0=PEER, r1=""), 2) == 1
+    assert left_early([Exit(1, 1.0, 3), failed], stated(r0=PEER, r1=""), 2) is None
+    assert left_early([well, failed], stated(r0=OWN, r1=""), 2) is None
+    assert left_early([well, failed], stated(r0=PEER, r1=""), 3) is None
+    assert left_early([well], stated(r1=""), 1) is None
 
 
 def test_who_ends_well_or_was_stopped_has_not_died() -> None:

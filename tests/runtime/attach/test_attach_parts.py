@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +173,42 @@ def test_an_error_of_ours_ends_the_measuring_and_not_the_loop(tmp_path: Path, ca
     assert session.loop_or_begin() is None
     assert not session.active
     assert capfd.readouterr().err.count("this rank is not measured any more, training goes on") == 1
+
+
+def _rank_that(ends: Callable[[], object], folder: Path) -> None:
+    session = LoopSession(Store.locate(folder), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
+    assert session.loop_or_begin() is not None
+    ends()
+
+
+def _passes_it_on() -> None:
+    """As torch.multiprocessing.spawn does."""
+    try:
+        raise KeyError("shard 17")
+    except KeyError:
+        sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ([].pop, "IndexError: pop from empty list"),
+        (_passes_it_on, "KeyError: 'shard 17'"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
+        (lambda: sys.exit(0), ""),
+        (lambda: None, ""),
+    ],
+)
+def test_a_rank_that_multiprocessing_has_forked_writes_how_it_ended(
+    tmp_path: Path, ends: Callable[[], object], error: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rank = multiprocessing.get_context("fork").Process(target=_rank_that, args=(ends, tmp_path))
+    rank.start()
+    rank.join(30)
+    capfd.readouterr()
+    with open_store(Store.locate(tmp_path)) as reader:
+        (last,) = reader.sql("select payload from events where type like 'rank_detached%'").rows()
+    assert json.loads(last[0]).get("error", "") == error
 
 
 def test_the_most_memory_of_a_rank_stands_beside_its_times(tmp_path: Path) -> None:
