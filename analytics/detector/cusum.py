@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import log
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from unskew.analytics.detector.residuals import Floats, Ints
 OVERSHOOT = 1.166  # Siegmund's correction for the step over the threshold, in sigmas
 MOST_RAISED = 3.0  # times the threshold: more than that no excesses of the past raise it
 _HALVINGS = 12
+_NORMAL = NormalDist()
 
 
 class CusumLimits(msgspec.Struct, frozen=True):
@@ -109,3 +111,16 @@ def raised(least: float, over: Floats, cap: float, iterations: float) -> float:
         theta = (rare + often) / 2
         rare, often = (rare, theta) if too_often(theta) else (theta, often)
     return rarity / rare
+
+
+def rise(sigma: float, limits: CusumLimits, n: int) -> float:
+    """By how much the mean of normal excesses over the slack has to be above 0 for the sum of `n`, each counted up to the cap,
+    to reach the threshold: E min(X, c) = c - sigma (f(z) + z F(z)), z = (c - mean) / sigma."""
+    cap, least = float(limits.cap), float(limits.threshold) / n
+    low, high = 0.0, cap + 4 * sigma
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        z = (cap - middle) / sigma
+        enough = cap - sigma * (_NORMAL.pdf(z) + z * _NORMAL.cdf(z)) >= least
+        low, high = (low, middle) if enough else (middle, high)
+    return high

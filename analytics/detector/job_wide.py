@@ -21,23 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import exp, hypot, log, sqrt
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
-from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, threshold
+from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, rise, threshold
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.bursts import LongIterations
 from unskew.analytics.detector.series.levels import fires_from
 from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, lone_spread, noise_of
 from unskew.analytics.detector.series.ranges import Sample, Samples, agreed, within
+from unskew.analytics.detector.series.wander import Paces
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, confidence_of
 from unskew.collector.events import Verdict, VerdictClosed
 
 DRIFT_SIGMAS = 3.0
-RISE_HALVINGS = 12
 BY_CHANCE = 3e-4
 """What a past like the job's has so often by itself is its noise: every fourth iteration long, or six in a row now and then."""
 STEADY_ERRORS, OVER_ERRORS = 3.0, 2.0
@@ -100,6 +99,7 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     long: int = 0
     start: tuple[Sample, ...] = ()
     bursts: LongIterations = LongIterations()
+    paces: Paces = Paces()
 
 
 def judge(times: Iterable[tuple[int, float]], options: JobWideOptions | None = None) -> list[Verdict | VerdictClosed]:
@@ -122,8 +122,8 @@ def follow(
 
 def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     """What would have been named within as many iterations as were judged: what the test forgives, what brings its sum over the
-    threshold, and twice the errors of the mean of so many and of the reference; at least so much that where it fires the
-    median of so few is over what is forgiven."""
+    threshold, and twice the errors of the mean of so many, of the reference, and of a pace that wanders; at least so much that
+    where it fires the median of so few is over what is forgiven."""
     n, known = min(state.judged, options.window), len(state.past)
     if n < options.least_iterations or known < options.least_past:
         least = options.least_past if known < options.least_past else options.least_past + options.least_iterations
@@ -136,7 +136,8 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     limits = limits_of(state.past, noise, options)
     error, of_median = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known), 2 * MEDIAN_ERROR * noise.sigma
     decided = min(of_median**2 / float(limits.threshold), of_median / sqrt(options.least_iterations))
-    level = float(limits.slack) + max(_rise(noise.sigma, limits, n) + error, decided)
+    wandered = state.paces.wandered(MEDIAN_ERROR * lone_spread(agreed(state.past)))
+    level = float(limits.slack) + max(rise(noise.sigma, limits, n) + hypot(error, wandered), decided)
     if len(state.past) < options.window // 2 and n < options.least_past:
         level = max(level, log(options.least_slowdown_young))
     level += float(np.median(within(state.past, noise.middle) - [least for _, least, _ in state.past]))
@@ -174,19 +175,6 @@ def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTi
     faster, since = next(((faster, since) for faster, sure, since in found if faster >= sure), (0.0, ""))
     where = f"; iterations take {exp(faster):.2f} times as long as {since}, too early to know" if since else ""
     return UnexplainedTime(of_measured=1 - exp(-faster), where=where)
-
-
-def _rise(sigma: float, limits: CusumLimits, n: int) -> float:
-    """By how much the mean of normal excesses over the slack has to be above 0 for the sum of `n`, each counted up to the cap,
-    to reach the threshold: E min(X, c) = c - sigma (f(z) + z F(z)), z = (c - mean) / sigma."""
-    cap, least, normal = float(limits.cap), float(limits.threshold) / n, NormalDist()
-    low, high = 0.0, cap + 4 * sigma
-    for _ in range(RISE_HALVINGS):
-        middle = (low + high) / 2
-        z = (cap - middle) / sigma
-        enough = cap - sigma * (normal.pdf(z) + z * normal.cdf(z)) >= least
-        low, high = (low, middle) if enough else (middle, high)
-    return high
 
 
 def step(state: JobWideState, sample: Sample, options: JobWideOptions) -> tuple[JobWideState, Verdicts]:
@@ -267,6 +255,7 @@ def _learned(state: JobWideState, healthy: tuple[Sample, ...], noise: SeriesNois
         beyond=state.beyond + sum(exp(one) - 1 for one in long),
         long=state.long + len(long),
         bursts=state.bursts.learned(zip((one[0] for one in healthy), over, strict=True), log(options.least_slowdown)),
+        paces=state.paces.learned([noise.middle + one for one in over]),
     )
 
 

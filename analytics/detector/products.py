@@ -24,6 +24,7 @@ import numpy as np
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
+from unskew.analytics.detector.tracks import Tracks
 from unskew.analytics.detector.verdicts import Excess, SpeedChange
 from unskew.collector.events import Verdict, VerdictClosed
 
@@ -49,14 +50,26 @@ def confirm(
     state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
 ) -> tuple[DetectorState, Verdicts]:
     """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
-    much as is named and the rank is not flagged already."""
+    much as is named and the rank is not flagged already. Where it is more than the rank's work shows over its role, the rest
+    was learned as what the role costs, and is no cost of it."""
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()
+    state = msgspec.structs.replace(state, tracks=_role_revised(tracks, tracks.ranks.index(rank), log(ratio), options))
     return flag_by_ratio(
         state, rank, log(ratio), options,
         since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=waiting_for(state, rank),
     )  # fmt: skip
+
+
+def _role_revised(tracks: Tracks, row: int, level: float, options: DetectorOptions) -> Tracks:
+    """The role of the rank at `row`, that is slow by `level`, costs as much less as the rank's work hides of that."""
+    shown = np.array([seen.excess[0, row] for seen in tracks.recent])
+    role = tracks.role.copy()
+    for kind in np.flatnonzero(~np.isnan(shown).all(axis=0)) if len(shown) else ():
+        hidden = min(level - float(np.nanmedian(shown[:, kind])), float(role[row, kind]))
+        role[row, kind] -= hidden if hidden >= options.least_level(young=True) else 0.0
+    return msgspec.structs.replace(tracks, role=role)
 
 
 def welcome(

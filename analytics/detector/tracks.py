@@ -17,6 +17,7 @@ from unskew.analytics.detector.residuals import ALL, Flags, Floats, Ints, Residu
 from unskew.analytics.detector.series.levels import begins_later
 from unskew.analytics.detector.verdicts import Excess, SpeedChange
 
+ROLE_KNOWN = 2  # iterations after which what all who play a role show more is theirs and not the role's
 WILD = 5.0  # one iteration's spread counts as at most so many times what was learned
 
 
@@ -201,13 +202,15 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups,
 
     The median counts; of two ranks, and of halves that differ by `apart`, the one nearer to its prediction: half a role that is
     slow from the beginning is no cost of the role, nor is what is estimated of ranks that were slow before. Who plays a role
-    alone learns nothing of it.
+    alone learns nothing of it. A role costs from its first iteration on what it costs: where all who play it rise later by
+    `apart`, they became slow.
     """
     if not young.any():
         return tracks.role
     unexplained = over - tracks.level
     agreed = agreement(np.where(np.abs(unexplained) < np.abs(over), unexplained, over), company.peer_groups, apart)
-    learns = young & ~np.isnan(agreed) & ~np.isnan(over)
+    risen = (tracks.age >= ROLE_KNOWN) & (agreed - tracks.role >= apart)
+    learns = young & ~np.isnan(agreed) & ~np.isnan(over) & ~risen
     return np.where(learns, tracks.role + (agreed - tracks.role) / (tracks.age + 1.0), tracks.role)
 
 

@@ -107,6 +107,30 @@ def test_two_ranks_of_a_stage_that_were_slow_are_no_cost_of_its_new_layers(until
         assert still == {}
 
 
+@pytest.mark.parametrize("at", [5, 12, 19])
+def test_a_stage_that_turns_slow_while_its_cost_is_learned_is_as_slow_as_it_is(at: int) -> None:
+    """Half as fast from iteration 12 on it was named at 0.7 of its speed: the rest was taken for the cost of its layers."""
+    detector = Detector()
+    later = train(PP4_DP2, lambda now, rank, _: 2.0 if rank in (1, 5) and now >= at else 1.0, seed=6, n=40)
+    assert {culprit(one) for one in watch(detector, later, PP4_DP2)} == {1, 5}
+    assert {rank: kinds["F"] for rank, kinds in detector.speeds.items()} == {
+        rank: pytest.approx(0.5, rel=0.06) for rank in (1, 5)
+    }
+
+
+def test_what_a_probe_measures_of_a_rank_is_no_cost_of_its_role() -> None:
+    """Slow from its second iteration on a stage is taken for a dear one; a probe of rank 1 says that it is not, and the rank,
+    whose times are what its role was said to cost, was called healthy again after four iterations."""
+    detector = Detector()
+    iterations = [*train(PP4_DP2, lambda now, rank, _: 2.0 if rank in (1, 5) and now >= 1 else 1.0, seed=6, n=80)]
+    assert watch(detector, iterations[:40], PP4_DP2) == []
+    detector.state, (verdict,) = confirm(detector.state, 1, 2.0, 39, detector.options)
+    assert isinstance(verdict, Verdict)
+    assert culprit(verdict) == 1
+    assert not any(isinstance(one, VerdictClosed) for one in watch(detector, iterations[40:], PP4_DP2))
+    assert detector.speeds[1]["F"] == pytest.approx(0.5, rel=0.1)
+
+
 def test_what_only_the_company_excuses_is_doubted_and_a_probe_confirms_it() -> None:
     """All of replica 0 turn slow at once: as a dear batch would look. A probe says that rank 2 really is."""
     replica_0 = {role.rank for role in PP4_DP2.roles if role.replica == 0}
