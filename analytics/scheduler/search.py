@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
+from math import inf
 
 import msgspec
 import numpy as np
@@ -14,7 +15,9 @@ from unskew.analytics.core.layout import Layout, Pipeline, to_plan, weighted
 from unskew.analytics.core.plan import Plan, PlanError, split_evenly, splits_backward
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.prediction import layer_costs, model_for
-from unskew.analytics.planners.adaptis.searched import RankTimes, searched_anew, searched_layout
+from unskew.analytics.planners.adaptis.lending import MORE_KEPT, lent
+from unskew.analytics.planners.adaptis.paths import OrderedPaths, PathsTask, most_kept, paths_of
+from unskew.analytics.planners.adaptis.searched import RankTimes, holding_layout, searched_anew, searched_layout
 from unskew.analytics.planners.costing import pipeline_bound_us
 from unskew.analytics.planners.problem import Level, PlannerJob
 from unskew.analytics.scheduler.candidates import (
@@ -32,7 +35,10 @@ from unskew.analytics.scheduler.changes import alike, moved_layers
 from unskew.analytics.scheduler.cost_benefit import Pricing
 from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
-from unskew.collector.events import CHUNK_KINDS
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
+
+LENT_ACTIONS = 300_000
+"""Scheduled by the search for layers to lend: some 0.9 s of a core."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,8 +95,6 @@ class PlanBench:
         assert plan is not None
         price = self.pricing.of(plan)
         moved = moved_layers(self.current, plan)
-        regroup_us = 0.0 if alike(self.current, plan) else self.state.regroup_us
-        cost_us = regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
         candidate = Candidate(
             name=name,
             members=tuple(tuple(rank for group in pipeline.groups for rank in group) for pipeline in layout.pipelines),
@@ -98,13 +102,19 @@ class PlanBench:
             micro_batches=tuple(pipeline.micro_batches for pipeline in layout.pipelines),
             predicted_us=float(price.iteration_us.mean()),
             moved_layers=len(moved),
-            cost_us=cost_us,
+            cost_us=self.change_us(plan),
             parts=shares_of(layout),
             recompute=tuple(role.rank for role in plan.roles if role.recompute),
             sequence_parallel=tuple(role.rank for role in plan.roles if role.sequence_parallel),
         )
         self.scored[layout], self.plans[candidate] = candidate, plan
         return candidate, price.last
+
+    def change_us(self, plan: Plan) -> float:
+        """What the change to a plan costs."""
+        regroup_us = 0.0 if alike(self.current, plan) else self.state.regroup_us
+        moved = moved_layers(self.current, plan)
+        return regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
@@ -203,6 +213,18 @@ class PlanBench:
         places = {rank: self.costs.at(self.state.cost.place_of(rank)) for rank in self.state.alive}
         return {rank: (each(of_layers, rank), each(of_head, rank)) for rank, (of_layers, of_head) in places.items()}
 
+    def paths_task(self) -> PathsTask:
+        """The same summed up over the layers, as lending takes it."""
+        cost, weights = self.state.cost, np.array(self.current.layer_weights or (1.0,) * self.current.n_layers)
+        until_us: dict[ChunkKind, dict[int, list[float]]] = {kind: {} for kind in CHUNK_KINDS}
+        for rank, (of_layer, of_head) in self.times_by_kind().items():
+            for kind, layer_us, head_us in zip(CHUNK_KINDS, of_layer, of_head, strict=True):
+                until = np.concatenate([[0.0], np.cumsum(weights * layer_us)])
+                until[-1] += head_us
+                until_us[kind][rank] = until.tolist()
+        message_us = cost.message_us + cost.message_token_us * float(self.costs.tokens.mean())
+        return PathsTask(until_us=until_us, message_us=message_us)
+
 
 def _score_searched(bench: PlanBench, best: Candidate) -> None:
     """Of a run that began with a searched plan: that plan while its ranks live, and AdaPtis' search anew for the replicas and
@@ -227,6 +249,32 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
     name, layout = "searched anew (AdaPtis)", searched_layout(anew)
     if bench.fitted(name, layout, anew):
         bench.score(name, layout)
+
+
+def _score_lent(bench: PlanBench) -> None:
+    """Of a run that began with a searched plan: that plan, or where some of its ranks are gone the present one, with single
+    layers of single micro-batches lent to other ranks (planners/adaptis/lending.py); the best on the recent batches."""
+    origin, current = bench.state.origin, bench.current
+    start = origin if bench.state.alive.issuperset(origin.ranks) else current
+    if bench.sound or start.teams:
+        return
+
+    def plan_of(found: OrderedPaths) -> Plan:
+        plan = found.plan(start, current.plan_version + 1)
+        return plan if bench.room is None else bench.room.fitted(plan, current)
+
+    def price_us(found: OrderedPaths) -> float:
+        with suppress(PlanError):
+            plan = plan_of(found)
+            return float(bench.pricing.of(plan).iteration_us.mean()) + bench.change_us(plan) / bench.remaining
+        return inf
+
+    found = lent(bench.paths_task(), paths_of(start), MORE_KEPT * most_kept(start), LENT_ACTIONS, price_us)
+    if found is not None:
+        plan = plan_of(found)
+        name, layout = "layers lent to other ranks (searched)", holding_layout(plan)
+        if bench.fitted(name, layout, plan):
+            bench.score(name, layout)
 
 
 def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
@@ -270,6 +318,7 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
                 break
     if bench.state.origin.orders:
         _score_searched(bench, best)
+        _score_lent(bench)
     best = min(bench.scored.values(), key=bench.objective)
     limit = bench.objective(best) * (1 + options.tie_percent / 100)
     near = [candidate for candidate in bench.scored.values() if bench.objective(candidate) <= limit]

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel
-from unskew.analytics.core.layout import Layout, rank_layout
+from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask, plan_of
@@ -79,6 +79,21 @@ def searched_layout(plan: Plan) -> Layout:
         [counts[replica] for replica in sorted(first)],
         "searched",
     )
+
+
+def holding_layout(plan: Plan) -> Layout:
+    """A plan whose micro-batches take paths of their own; its pipelines say how many layers each rank holds."""
+    roles = [
+        [role for role in plan.roles if role.replica == replica] for replica in sorted({one.replica for one in plan.roles})
+    ]
+    homes = Counter(route.replica for route in plan.routes)
+    pipelines = (
+        Pipeline(
+            row[0].replica, tuple((role.rank,) for role in row), tuple(len(role.layers) for role in row), homes[row[0].replica]
+        )
+        for row in roles
+    )
+    return Layout(tuple(pipelines), schedule=plan.schedule, routed=plan)
 
 
 @lru_cache(maxsize=32)

@@ -207,4 +207,16 @@ def test_a_searched_run_is_as_fast_after_a_fault_as_before(tmp_path):
     assert all((plan["schedule"] == "searched") == bool(plan["orders"]) for plan in (applied.plan for applied in changed))
     healed = [one for one in run.of(IterationJudged) if one.plan_version == changed[-1].plan_version and one.predicted_us]
     assert len(healed) >= 4
-    assert [one.measured_us for one in healed] == pytest.approx([one.predicted_us for one in healed], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_lent_layers_train_what_1f1b_trains(tmp_path):
+    """Single layers of single micro-batches on other ranks, executed by real ranks: the same losses, and the time predicted."""
+    job = msgspec.structs.replace(SMALL, layers=8, micro_batches=8, iterations=24, schedule="searched")
+    run = train(tmp_path, "slow:rank=3,factor=2,at=8", base=job, mode="auto")
+    plan, last = Plan.from_data(run.of(PlanApplied)[-1].plan), run.of(IterationJudged)[-1]
+    assert len({route.hops for route in plan.routes}) > 2  # more paths than replicas
+    assert last.measured_us == pytest.approx(last.predicted_us, rel=0.01)
+    plain = msgspec.structs.replace(run.options, schedule="1f1b", faults=())
+    assert run.losses == pytest.approx(undisturbed_losses(plain), abs=1e-8)

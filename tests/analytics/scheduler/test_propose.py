@@ -93,6 +93,9 @@ def test_a_searched_run_is_searched_anew_and_gets_its_plan_back_once_healed():
     assert (proposal.plan.schedule == "searched") == bool(proposal.plan.orders)
     assert by_name["searched anew (AdaPtis)"].predicted_us < by_name["the searched plan of the start"].predicted_us
     assert spent_s < 2.0
+    lends = by_name["layers lent to other ranks (searched)"]
+    assert float(predict_iterations(origin, BATCHES, COST.split).mean()) * 8 / (7 + 1 / 1.8) / lends.predicted_us > 0.95
+    assert lends.moved_layers < by_name["searched anew (AdaPtis)"].moved_layers
     died = recover(origin, {2}, 1)
     assert (died.schedule, died.orders) == ("zb-h1", ())
     for plan in (proposal.plan, msgspec.structs.replace(proposal.plan, schedule="zb-h1", orders=())):
