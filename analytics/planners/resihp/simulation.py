@@ -55,7 +55,8 @@ class ReplicaSimulation:
             self._helpers.setdefault((home, stage), set()).add((target, stage))
         self._forwards: dict[Group, dict[int, list[int]]] = {}
         self._others: tuple[dict[Group, list[tuple[int, int]]], ...] = ({}, {})
-        self._awaited: set[Group] = set()
+        self._awaited: list[set[int]] = [set() for _ in range(self.stages)]
+        self._touched: set[int] = set()
         self._busy: set[Group] = set()
         self._awake: set[Group] = set()
         self._events: list[tuple[float, int, bool, int, Chunk]] = []
@@ -94,19 +95,22 @@ class ReplicaSimulation:
         return self._executor.get(chunk, chunk[1]), chunk[2]
 
     def waiting(self) -> list[tuple[int, dict[int, int]]]:
-        """Per stage, ascending: of each replica the lowest micro-batch whose input has arrived in its own group there and whose
-        forward has not begun; stages and replicas without one are absent."""
-        found: dict[int, dict[int, int]] = {}
-        for home, stage in [*self._awaited]:
-            if queue := self._forwards[home, stage][home]:
-                found.setdefault(stage, {})[home] = queue[0]
-            else:
-                self._awaited.remove((home, stage))
-        return sorted(found.items())
+        """Per stage at which something happened since this was last asked, ascending: of each replica the lowest micro-batch
+        whose input has arrived in its own group there and whose forward has not begun; without them stage and replica are
+        absent."""
+        touched, self._touched = sorted(self._touched), set()
+        found = []
+        for stage in touched:
+            first = {home: queue[0] for home in self._awaited[stage] if (queue := self._forwards[home, stage][home])}
+            self._awaited[stage] = {*first}
+            if first:
+                found.append((stage, first))
+        return found
 
     def move(self, chunk: Chunk, target: int) -> None:
         """Hand a chunk that has not begun to replica `target`; costs one message when its input has arrived already."""
         j, home, stage = chunk
+        self._touched.add(stage)
         waiting = self._forwards.get(self.place(chunk), {}).get(home, [])
         self._executor[chunk] = target
         self._helpers.setdefault((home, stage), set()).add((target, stage))
@@ -126,7 +130,8 @@ class ReplicaSimulation:
         else:
             heapq.heappush(self._forwards.setdefault(group, {}).setdefault(home, []), j)
             if group[0] == home:
-                self._awaited.add(group)
+                self._awaited[group[1]].add(home)
+                self._touched.add(group[1])
         self._awake.add(group)
 
     def _send(self, kind: int, chunk: Chunk) -> None:
@@ -156,6 +161,7 @@ class ReplicaSimulation:
             self._kept[home][stage] += 1
             self.held[replica][stage] += 1
             self.begun.add((j, home, stage))
+            self._touched.add(stage)
             self._execute(group, 0, (j, home, stage))
             return
         for kind, queues in enumerate(self._others, start=1):
@@ -176,6 +182,7 @@ class ReplicaSimulation:
         group = self.place(chunk)
         self._busy.discard(group)
         self._awake.add(group)
+        self._touched.add(stage)
         self._ends_us[home] = max(self._ends_us[home], self.now_us)
         if kind:
             self._in_flight[home][stage] -= kind == 1
