@@ -121,7 +121,9 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
 def record(trace: Trace) -> TraceRecording:
     """A trace under one plan as a recording, by the rule that the trace names. Raises `GraphError` where it does not show what
     waits for what."""
-    return streams.record(trace) if trace.streams else turns.record(trace)
+    recording = streams.record(trace) if trace.streams else turns.record(trace)
+    recording.graph.dag  # noqa: B018 - a circle is found here, where it is said, and not by whoever asks first
+    return recording
 
 
 def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan: Plan) -> TraceSection:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ _Key = tuple[Any, ...]
 _Moment = tuple[int, int]
 """A row of an iteration, and which end of it: `BEGIN` or `END`."""
 BEGIN, END = 0, 1
+ROUNDED_US = 1  # what ends so much after the next one began has ended before it
 _MESSAGES = ("send", "recv")
 _SHAPE = ("rank", "kind", "micro_batch", "first_layer", "n_layers", "peer", "group", "turn")
 """Iterations whose rows are equal in these, one after the other, are of one shape: what waits for what is the same."""
@@ -140,8 +142,8 @@ def _shapes(rows: pl.DataFrame, n_layers: int, *, votes: bool) -> list[_Shape]:
     for first, after in pairwise(borders):
         known = alike[first:after].tobytes()
         if known not in found:
-            of_one = rows[first:after].select(*_SHAPE, "replica", "stage").with_row_index("row").to_dicts()
-            found[known] = _Shape(_nodes(of_one, n_layers, votes=votes), [], [])
+            of_one = rows[first:after].select(*_SHAPE, "replica", "stage", "start_us", "wall_us").with_row_index("row")
+            found[known] = _Shape(_nodes(of_one.to_dicts(), n_layers, votes=votes), [], [])
         found[known].iterations.append(int(numbers[first]))
         found[known].first_rows.append(first)
     return list(found.values())
@@ -179,8 +181,11 @@ def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]
 
 
 def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[_Node]:
-    """One rank's operations in order of time, each with the messages that it took."""
+    """One rank's operations in order of time, each with the messages that it took. A chunk needs no collective that goes on
+    beside it: its rank began to sum the gradients of some layers while others were still to be computed."""
     before: tuple[_Key, ...] = ()
+    work: tuple[_Key, ...] = ()
+    until = dict[_Key, float]()
     place = {name: mine[0][name] for name in ("rank", "replica", "stage")}
     rank, ended, others = place["rank"], None, 0
     for row in mine:
@@ -188,6 +193,8 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
         if kind in _MESSAGES:
             break
         if kind in CHUNK_KINDS:
+            beside = tuple(one for one in before if until.get(one, -inf) > row["start_us"] + ROUNDED_US)
+            before = tuple(one for one in before if one not in beside) or work
             key = _chunk_key(row)
             given = messages.source_of(row)
             received = messages.received(given, row, place, before) if given is not None and given["rank"] != rank else None
@@ -201,6 +208,7 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             yield _Node(key, operation, needs, key, begins, ends)
             if (sent := messages.sent(row, place)) is not None:
                 yield sent
+            work, before = (key,), (key, *beside)
         else:
             if kind == "optimizer" and votes:
                 vote: _Key = ("vote", rank)
@@ -210,7 +218,8 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             group = key if kind == "optimizer" else (kind, _members(row), row["turn"])
             others += 1
             yield _Node(key, Operation(kind, **place), before, group, begins, ends)
-        before, ended = (key,), ends
+            before, until[key] = (key,), row["start_us"] + row["wall_us"]
+        ended = ends
 
 
 def _chunk_key(row: _Row) -> _Key:

@@ -70,3 +70,28 @@ def test_messages_are_timed_from_the_moment_both_sides_were_ready(schedule: str)
     assert len(times) == waited
     assert 0 < min(times) <= max(times) == MESSAGE_US
     assert {transfer.us for transfer in released.committed.transfers if transfer.whole} == {MESSAGE_US}
+
+
+def test_a_chunk_needs_no_collective_that_goes_on_beside_it() -> None:
+    """As where a route crosses replicas after a death: rank 0 sums the gradients of its layer 1 with rank 1 while it computes
+    what rank 1 waits for before it joins them. `unskew run` and `diagnose` ended in "wait for each other in a circle"."""
+
+    def span(rank: int, kind: str, begin_us: int, end_us: int, micro_batch: int | None = None, **more: object) -> Span:
+        chunk = {"first_layer": rank, "n_layers": 1} if kind == "F" else {}
+        about: dict[str, object] = {"device": f"cpu-{rank}", "plan_version": 0, "attempt": 0, "iteration": 0, "rank": rank}
+        times = {"start_us": begin_us, "wall_us": end_us - begin_us, "micro_batch": micro_batch}
+        return msgspec.convert({"type": "span@1", "kind": kind, "epoch": 0, **about, **chunk, **times, **more}, Span)
+
+    spans = [
+        span(0, "F", 0, 10, 0), span(0, "send", 10, 10, 0, peer=1), span(0, "all_reduce", 10, 100, group="g"),
+        span(0, "F", 20, 60, 1), span(0, "send", 60, 60, 1, peer=1), span(1, "recv", 0, 10, 0, peer=0), span(1, "F", 10, 20, 0),
+        span(1, "recv", 20, 60, 1, peer=0), span(1, "F", 60, 90, 1), span(1, "all_reduce", 90, 100, group="g"),
+    ]  # fmt: skip
+    frame = pl.DataFrame([{field.name: getattr(one, field.name) for field in msgspec.structs.fields(Span)} for one in spans])
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=2, micro_batches=2)
+    commits = pl.DataFrame({"plan_version": [0], "iteration": [0], "start_us": [0], "wall_us": [100]})
+    recording = record(from_spans(frame, commits, {0: plan}))
+    parts = take_apart(recording)
+    assert makespan_us(recording.graph, parts.work_us, parts.delay_us)[0] == 100
+    slower = np.where(recording.graph.where(kind="all_reduce")[:, None], parts.work_us + 30, parts.work_us)
+    assert makespan_us(recording.graph, slower, parts.delay_us)[0] == 130
