@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from unskew.runtime.attach.notes import Report, VerdictNotes
 
 BEAT_S = 0.5
+REFUSED_BEATS = 3
+"""A disk that has refused lines for so many beats is said to."""
 FLUSH_S = 0.25
 """Each time a thread wakes the loop pays some 50 us."""
 MOST_WAITING = 2_000
@@ -297,7 +299,7 @@ class LoopSession:
     def _beat(self, timeline: LoopTimeline, spool: SpoolWriter, pid: int) -> None:
         """Now and then: how far the rank is, also while it hangs."""
         progress, still_s, longest_s, written = -1, 0.0, 0.0, False
-        probed = read_probe(self.store, self.run)
+        probed, refused = read_probe(self.store, self.run), 0
         while not self._ended.wait(BEAT_S):
             if timeline.progress != progress:
                 longest_s, still_s, written = max(longest_s, still_s), 0.0, False
@@ -305,6 +307,10 @@ class LoopSession:
                 still_s += BEAT_S
             progress = timeline.progress
             self._report()
+            refused = refused + 1 if spool.problem else 0
+            if refused == REFUSED_BEATS and os.environ.get("LOCAL_RANK", "0") == "0":  # one of a machine says it
+                sentence = f"unskew: {self.store.root} takes no lines now, what does not fit is dropped, training goes on"
+                print(f"{sentence}: {spool.problem}", file=sys.stderr)
             if (asked := read_probe(self.store, self.run)) > probed:
                 probed, timeline.probe_due = asked, True
             if not written and still_s >= max(LEAST_STILL_S, STILL_FACTOR * longest_s):

@@ -19,6 +19,7 @@ from unskew.analytics.loop.watched import stalled
 from unskew.cli import app
 from unskew.collector.events import RunStarted
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.read.reader import open_store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.commands.train import watch
 from unskew.runtime.attach.outside.command import watch_command
@@ -54,10 +55,18 @@ dist.destroy_process_group()
 """
 
 
+ONE_STEP = "import torch; model = torch.nn.Linear(2, 2); model(torch.ones(1, 2)).sum().backward()"
+
+
 def watched(tmp_path: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     unskew = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path / "store"), "--json", str(tmp_path / "w.json")]
     environment = {**os.environ, **more}
     return subprocess.run([*unskew, "--", *command], capture_output=True, text=True, check=False, timeout=100, env=environment)
+
+
+def runs_that_ranks_wrote(tmp_path: Path) -> list[str]:
+    with open_store(Store(tmp_path / "store")) as reader:
+        return [run for (run,) in reader.sql("select run from events where type like 'rank_attached%' order by run").rows()]
 
 
 def diagnosed(tmp_path: Path) -> dict[str, Any]:
@@ -176,6 +185,48 @@ def test_what_breaks_on_our_side_costs_the_command_nothing(tmp_path: Path, monke
     command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
     assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
     assert problems == ["cannot write stream run/r: No space left on device"]
+
+
+def test_a_fault_of_ours_costs_the_command_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short batch at an epoch's end raised an IndexError in what judges: the training went on without anybody to end it."""
+    monkeypatch.setattr(JobWatcher, "look", lambda _: [].pop())
+    store, problems = Store(tmp_path / "store"), list[str]()
+    store.enter()
+    command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
+    assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
+    (problem,) = problems
+    assert problem.startswith("an error of Unskew's own, IndexError: pop from empty list (test_watch_command.py, line")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["UNSKEW=0", "no place for a store"])
+def test_where_nothing_can_be_watched_the_command_runs_all_the_same(tmp_path: Path, why: str) -> None:
+    off = {"UNSKEW": "0"} if why == "UNSKEW=0" else {}
+    if not off:
+        (tmp_path / "store").symlink_to("/proc/nowhere")
+    words = "import os, sys; print(os.environ.get('UNSKEW_RUN')); sys.exit(7)"
+    done = watched(tmp_path, sys.executable, "-c", words, **off)
+    assert (done.returncode, done.stdout) == (7, "None\n")
+    assert done.stderr.count("nothing is watched here, the command runs all the same: ") == 1
+    assert done.stderr.count("\n") == 1
+    assert not off or not (tmp_path / "store").exists()
+
+
+@pytest.mark.slow
+def test_a_watch_within_a_watch_leaves_its_ranks_to_the_outer_one(tmp_path: Path) -> None:
+    within = [sys.executable, "-m", "unskew", "watch", "--", sys.executable, "-c", ONE_STEP]
+    done = watched(tmp_path, *within, UNSKEW_RUN="job")
+    assert done.returncode == 0, done.stderr
+    assert "run job has its watcher, who sees these ranks too" in done.stderr
+    assert runs_that_ranks_wrote(tmp_path) == ["job"]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_started_again_is_another_run(tmp_path: Path) -> None:
+    done = [watched(tmp_path, sys.executable, "-c", ONE_STEP, UNSKEW_RUN="job") for _ in range(2)]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert f"there is a run job already in {tmp_path / 'store'}; this one is job-2" in done[1].stderr
+    assert runs_that_ranks_wrote(tmp_path) == ["job", "job-2"]
 
 
 UNMEASURED = """

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,8 +58,8 @@ def watch_command(
                 collector.keep(at_once=True)
                 end = watcher.finish(_code_of(process))
                 on_tick()
-            except (OSError, StoreError) as error:  # a full disk, say: that is ours, and costs the training nothing
-                on_problem(str(error))
+            except Exception as error:  # a full disk, a fault of our own: that is ours, and costs the training nothing
+                on_problem(_in_words(error))
                 process.wait()
     return _code_of(process), end
 
@@ -98,8 +99,8 @@ def watch_ranks(
             collector.keep(at_once=True)
             end = watcher.finish(code)
             on_tick()
-        except (OSError, StoreError) as error:
-            on_problem(str(error))
+        except Exception as error:
+            on_problem(_in_words(error))
             return code, None
     return code, end
 
@@ -115,6 +116,14 @@ def _watcher(
     finally:
         with suppress(OSError, StoreError):
             watcher.close()
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong; of what nobody foresaw also where."""
+    if isinstance(error, (OSError, StoreError)):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"an error of Unskew's own, {type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int:

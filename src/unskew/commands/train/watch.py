@@ -7,11 +7,11 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -172,24 +172,50 @@ def follow_run(place: Store, name: str) -> None:
 
 
 def start_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
-    """Start and watch; the command's exit code. The terminal is the command's: ours are lines on stderr among its own."""
-    from unskew.collector.paths import checked_name
-    from unskew.runtime.attach.outside.command import unwatched, watch_command
+    """Start and watch; the command's exit code. The terminal is the command's: ours are lines on stderr among its own.
 
-    place.enter()
+    Whatever stands in the way of watching, the command runs: a job that has waited for its machines must not end for that."""
+    from unskew.collector.paths import StoreError, checked_name
+    from unskew.collector.write.commands import controller_alive
+    from unskew.runtime.attach.outside.command import environment, unwatched, watch_command
+
+    if os.environ.get("UNSKEW") == "0":
+        run_alone(command, "UNSKEW=0")
+    try:
+        place.enter()
+    except (OSError, StoreError) as error:
+        run_alone(command, str(error))
     run = os.environ.get("UNSKEW_RUN") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     with checking_input("UNSKEW_RUN"):
         checked_name("run", run)
-    if run in store_runs(place) and not unwatched(place, run):
-        refuse(f"UNSKEW_RUN: there is a run {run} already in {place.root}; unset it, or give it another name")
+    if controller_alive(place, run):  # by a watch around this one, or the same command on another node
+        run_alone(command, f"run {run} has its watcher, who sees these ranks too", environment(place, run, os.environ))
+    asked, number = run, 1
+    while run in store_runs(place) and not unwatched(place, run):  # a job that a scheduler starts again, say
+        run, number = f"{asked}-{number + 1}", number + 1
+    if run != asked:
+        warn([f"UNSKEW_RUN: there is a run {asked} already in {place.root}; this one is {run}"])
 
     def watching(**hooks: Any) -> tuple[int, RunFinished | None]:
         try:
             return watch_command(place, run, command, act=act, **hooks)
         except OSError as error:
-            fail(f"{command[0]} cannot be started: {error.strerror or error}")
+            not_started(command, error)
 
     return watch_training(place, run, watching, json=json, html=html)
+
+
+def run_alone(command: list[str], why: str, environment: Mapping[str, str] = os.environ) -> NoReturn:
+    """The command in our place, unwatched by us."""
+    warn([f"nothing is watched here, the command runs all the same: {why}"])
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        not_started(command, error)
+
+
+def not_started(command: list[str], error: OSError) -> NoReturn:
+    fail(f"{command[0]} cannot be started: {error.strerror or error}")
 
 
 def watch_training(
@@ -215,7 +241,7 @@ def watch_training(
 
         def stops(why: str) -> None:
             problems.append(why)
-            warn([f"the training is not watched any more, and nothing is summed up at its end: {why}"])
+            warn([f"the training goes on and is not watched any more, nor summed up at its end: {why}"])
 
         code, end = watching(on_entry=take, on_tick=screen.tick, on_problem=stops)
     if problems:
