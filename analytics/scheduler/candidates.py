@@ -137,6 +137,9 @@ def named_layouts(
     by_speed = staffed(members, crews)
     layers = tuple(crews.layers_of(plan, one) for one in by_speed)
     yield "layers and micro-batches by speed", weighted(layout_from(plan, by_speed, layers, crews), plan.layer_weights)
+    even = tuple(split_evenly(len(plan.routes), len(members)))
+    if all(members):
+        yield "layers by speed, micro-batches even", weighted(crew_layout(by_speed, layers, even, schedule), plan.layer_weights)
     kept = [
         (as_now(plan, (groups,))[0], sizes) if (sizes := _layers_held(plan, groups)) else fresh
         for groups, fresh in zip(members, zip(by_speed, layers, strict=True), strict=True)
@@ -146,7 +149,6 @@ def named_layouts(
     if len({len(one) for one in by_speed}) == 1:
         stages = [max(map(crews.time_of, stage), key=lambda time: time.layer_us) for stage in zip(*by_speed, strict=True)]
         sizes = tuple(share_out(plan.n_layers, layer_parts(stages)))
-        even = tuple(split_evenly(len(plan.routes), len(members)))
         layout = crew_layout(by_speed, (sizes,) * len(members), even, schedule)
         yield "one partition for all replicas (ResiHP)", weighted(layout, plan.layer_weights)
     for count in range(1, len(leavers) + 1):

@@ -69,6 +69,19 @@ def test_a_slow_rank_costs_little_more_than_its_lost_speed(rank):
     assert uniform.predicted_us > 1.01 * proposal.predicted_us  # what sparing the healthy replica is worth
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_other_replicas_keep_their_layers_where_micro_batches_cannot_move(rank: int) -> None:
+    """Four micro-batches a replica: a fifth for the healthy one is too much, other layers for it are for nothing."""
+    origin = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=8, schedule="zb-h1")
+    asked = state(origin=origin, batches=draw_batches(8, 20), cost=COST.split)
+    asked = msgspec.structs.replace(asked, speeds={rank: dict.fromkeys("FBW", 0.5)})
+    proposal, reason = propose(0, origin, asked)
+    assert proposal is not None, reason
+    healthy_us = float(predict_iterations(origin, asked.batches, asked.cost).mean())
+    assert healthy_us * 8 / 7.5 / proposal.predicted_us > 1.0
+    assert [proposal.plan.role_of[one].n_layers for one in (4, 5, 6, 7)] == [4, 4, 4, 4]
+
+
 def test_a_proposal_is_found_within_an_iteration():
     """CPU time, the median over the ranks: an iteration of these batches takes 0.9 s."""
     spent = []
