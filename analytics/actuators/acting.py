@@ -209,14 +209,15 @@ def _ask(state: ActingState, seen: AttachedState, now: int) -> tuple[ActingState
     """The first actuator that gains enough; and, once for each reason, why there is none for a slow rank."""
     if state.queue.approved is not None or (situation := _situation(state, seen, now)) is None:
         return state, []
-    reasons = []
+    reasons: dict[str, list[str]] = {}
     state = msgspec.structs.replace(state, times=situation.times)
     for actuator in ACTUATORS:
         proposal, why = actuator.propose(situation)
         if proposal is not None:
             return _propose(state, situation, proposal)
-        reasons.append(f"{actuator.name}: {why}")
-    kept, before = "; ".join(reasons) if situation.slow and state.plan.division is None else "", state.kept
+        reasons.setdefault(why, []).append(actuator.name)
+    stays = situation.slow and state.plan.division is None
+    kept, before = "; ".join(f"{', '.join(of)}: {why}" for why, of in reasons.items()) if stays else "", state.kept
     other = state.slow != situation.slow.keys()
     expired = state.queue.expire("other ranks are slow now, and it would gain too little") if other else []
     state = msgspec.structs.replace(state.take(*expired), kept=kept)

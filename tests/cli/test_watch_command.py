@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from unskew.analytics.loop.watched import stalled
 from unskew.cli import app
-from unskew.collector.events import RunStarted
+from unskew.collector.events import RankAttached, RunStarted
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
+from unskew.collector.service.collecting import Collector
 from unskew.collector.write.control_stream import ControlStream
+from unskew.collector.write.spool import SpoolWriter
 from unskew.commands.train import watch
 from unskew.runtime.attach.outside.command import watch_command
 from unskew.runtime.attach.outside.watcher import JobWatcher
@@ -185,6 +187,24 @@ def test_what_breaks_on_our_side_costs_the_command_nothing(tmp_path: Path, monke
     command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
     assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
     assert problems == ["cannot write stream run/r: No space left on device"]
+
+
+def test_a_run_that_was_sealed_before_anybody_judged_it_is_said_to_be(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    writer = SpoolWriter(store, "job", "rank-0000.7")
+    writer.append(RankAttached(rank=0, ranks=1, node="n", pid=7))
+    writer.close()
+    collecting = Collector(store)
+    while collecting.step() or store.spooled_runs():
+        time.sleep(0.05)
+    collecting.close()
+    shown = CliRunner().invoke(app, ["watch", "--store", str(store.root), "job"])
+    assert (shown.exit_code, "run job was only recorded: nobody can judge it any more" in shown.output) == (0, True), (
+        shown.output
+    )
+    found = CliRunner().invoke(app, ["diagnose", "--store", str(store.root), "job"])
+    assert found.exit_code == 2
+    assert "run job was never watched" in f"{found.output}{found.exception}"
 
 
 def test_a_fault_of_ours_costs_the_command_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import decode_event
 from unskew.collector.formats.importers import straggler_analysis
 from unskew.collector.log_gap import log_gap, with_dropped
+from unskew.collector.paths import StoreError
 from unskew.collector.read.reader import Reader
 from unskew.collector.write.commands import controller_alive
 
@@ -50,10 +51,13 @@ def is_imported(reader: Reader, run: str) -> bool:
 
 
 def load_run(reader: Reader, run: str) -> RunLog:
-    """What the log holds of `run`, which must be in the store; of a long one the iterations of a sample."""
+    """What the log holds of `run`, which must be in the store; of a long one the iterations of a sample. Raises `StoreError`
+    for one that nobody has watched."""
     looked = sample(*_extent(reader, run))
     part = " or ".join(f"iteration between {first} and {last}" for first, last in looked.stretches) if looked else "true"
-    (about,) = reader.sql("select clock, ranks, options from runs where run = ?", [run]).to_dicts()
+    about = next(iter(reader.sql("select clock, ranks, options from runs where run = ?", [run]).to_dicts()), None)
+    if about is None:
+        raise StoreError(f"run {run} was never watched, so nothing says what its ranks did together: only sql reads it")
     options: dict[str, Any] = json.loads(about["options"] or "{}")
     plans = {
         row["plan_version"]: Plan.from_data(json.loads(row["plan"]))

@@ -166,9 +166,19 @@ def follow_run(place: Store, name: str) -> None:
             screen.controlled(alive)
             screen.tick()
             time.sleep(POLL_S if alive else 0.0)
-    if not alive and screen.state.run.finished is None:
+    if not alive and screen.state.run.started is None and of_somebody(place, name):
+        warn([f"run {name} was only recorded: nobody can judge it any more, as a collector has sealed what its ranks wrote"])
+    elif not alive and screen.state.run.finished is None:
         warn([f"the controller of run {name} is gone: the run ended without saying so"])
     warn(follow.problems)
+
+
+def of_somebody(place: Store, name: str) -> bool:
+    """Whether its ranks are of a training that is not ours."""
+    from unskew.collector.read.reader import open_store
+
+    with open_store(place) as reader:
+        return bool(reader.sql("select 1 from events where run = ? and type like 'rank_attached%' limit 1", [name]).rows())
 
 
 def start_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
