@@ -209,7 +209,10 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         if plan.plan_version == 0:
             return loop, events
         asking = msgspec.structs.replace(loop.asking, at=iteration + loop.options.settle)
-        trial = PlanTrial(plan=plan, old=old, proposal=proposal, from_iteration=iteration)
+        trial = PlanTrial(
+            plan=plan, old=old, proposal=proposal, from_iteration=iteration,
+            longer_us=self.monitor.longer_us, predictor=self.monitor.retraining.number,
+        )  # fmt: skip
         return msgspec.structs.replace(loop, trial=trial, asking=asking), events
 
     def finished(self) -> list[Control]:
@@ -273,10 +276,13 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""
-        cost = self.monitor.cost
-        if self.trial is None or cost is None or committed.plan_version != self.trial.plan.plan_version:
+        monitor = self.monitor
+        if self.trial is None or committed.plan_version != self.trial.plan.plan_version:
             return self, []
-        trial = self.trial.add(committed, cost, self.monitor.speeds, predicted_us)
+        longer_us = self.trial.longer_us if monitor.retraining.number == self.trial.predictor else 0.0
+        if (cost := monitor.cost_with(longer_us)) is None:
+            return self, []
+        trial = self.trial.add(committed, cost, monitor.speeds, predicted_us + longer_us)
         if trial.n < self.options.score_over:
             return msgspec.structs.replace(self, trial=trial), []
         return msgspec.structs.replace(self, trial=None), [trial.score()]

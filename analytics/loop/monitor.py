@@ -45,8 +45,9 @@ RESCALED_BY = 8
 IDLE_OVER = 8
 """So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
 
-END_OVER = 8
-"""So many iterations, the last ones in which nobody was suspected, tell how their end differs from the fitted one."""
+END_OVER, LEAST_ENDS = 8, 4
+"""So many iterations at most and at least, the last in which nobody was suspected, tell how their end differs from the
+fitted one."""
 
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
@@ -76,8 +77,7 @@ class JobPace(msgspec.Struct, frozen=True):
 
 
 class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
-    """`predicted_us`: by the predictor, with the end that iterations have had of late; None: it was not judged, for want of a
-    predictor or of log lines. `sample`: what can be learned of it."""
+    """`predicted_us` None: it was not judged, for want of a predictor or of log lines. `sample`: what can be learned of it."""
 
     judged: IterationJudged
     sample: IterationSample
@@ -121,7 +121,13 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def cost(self) -> CostModel | None:
         """What plans are weighed by: the predictor in force, with what is known of slow links, of slow ranks' cores and of the
         end of iterations; None during warm-up."""
-        return None if (cost := self._judging) is None else self._with_end(cost)
+        return self.cost_with(self.longer_us)
+
+    def cost_with(self, longer_us: float) -> CostModel | None:
+        """The same with an end that is so much longer than the fitted one."""
+        if (cost := self._judging) is None:
+            return None
+        return msgspec.structs.replace(cost, iteration_end_us=cost.iteration_end_us + longer_us)
 
     @property
     def _judging(self) -> CostModel | None:
@@ -131,10 +137,13 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         idle = {rank: part for rank, part in self.retraining.idle(IDLE_OVER).items() if rank in self.speeds}
         return msgspec.structs.replace(self.fitted.model, slow_links=self.slow_links, idle=idle)
 
-    def _with_end(self, cost: CostModel) -> CostModel:
-        """With the end that iterations have had of late: it is the machine's, and moves with what else the machine does."""
-        longer_us = median(us for _, us in self.longer) if self.longer else 0.0
-        return msgspec.structs.replace(cost, iteration_end_us=max(cost.iteration_end_us + longer_us, 0.0))
+    @property
+    def longer_us(self) -> float:
+        """By how much the end of iterations is longer of late than the fitted one: it is the machine's, and moves with what
+        else the machine does."""
+        if self.fitted is None or len(self.longer) < LEAST_ENDS:
+            return 0.0
+        return max(median(us for _, us in self.longer), -self.fitted.model.iteration_end_us)
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -177,14 +186,16 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after = after._seeing(sample, prediction)._accounting(cost, sample)
         after, of_job = after._job_judged(sample, predicted_us, verdicts, uneven_us)
-        ends_us = self._with_end(cost).iteration_end_us - cost.iteration_end_us
         return after._ended(sample, predicted_us), JudgedIteration(
-            judged=found.judged, sample=sample, predicted_us=predicted_us + ends_us, verdicts=(*verdicts, *of_job)
+            judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=(*verdicts, *of_job)
         )
 
     def _ended(self, sample: IterationSample, predicted_us: float) -> Monitor:
-        """With how much longer than predicted this iteration took, where nobody is suspected in it."""
-        if sample.suspicion >= self.retraining.options.suspicious_score:
+        """With how much longer than predicted this iteration took, where nobody is suspected in it; the first of a plan pays
+        for the change."""
+        seen = self.retraining.seen
+        first = bool(seen) and seen[-1].plan.plan_version != sample.plan.plan_version
+        if first or sample.suspicion >= self.retraining.options.suspicious_score:
             return self
         more = sample.committed.iteration, sample.committed.measured_us - predicted_us
         return msgspec.structs.replace(self, longer=(*self.longer, more)[-END_OVER:])
@@ -239,7 +250,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         for rank, of in speeds.items():
             retraining = retraining.correct_speeds(rank, 0, of)
         retraining, fitted = retraining.fitted_again("speeds known") if speeds else (retraining, None)
-        after = msgspec.structs.replace(self, retraining=retraining, known=speeds)
+        after = msgspec.structs.replace(self, retraining=retraining, known=speeds, longer=())
         return after, () if fitted is None else (fitted,)
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Monitor, Verdicts]:

@@ -32,12 +32,18 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """A change under trial: `plan` is in force from `from_iteration` on; `old` is None when it could not have gone on."""
+    """A change under trial: `plan` is in force from `from_iteration` on; `old` is None when it could not have gone on.
+
+    `longer_us`: by how much the end of iterations was longer than that of `predictor` when the plan came: what is longer since
+    may be the plan's own.
+    """
 
     plan: Plan
     old: Plan | None
     proposal: str
     from_iteration: int
+    longer_us: float = 0.0
+    predictor: int = 0
     rows: tuple[Row, ...] = ()
 
     @property

@@ -18,10 +18,11 @@ from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import AdaptationStep
-from unskew.analytics.loop.site import Site
+from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
+from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.pipeline.memory import LayerMemory
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     DetectionLimit,
@@ -282,22 +283,32 @@ def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
     assert [score.void for score in scores] == [why]
 
 
-def test_plans_are_weighed_with_the_end_that_iterations_have_of_late() -> None:
-    """It became 60 ms longer, and nothing is fitted yet: a plan is promised so, iterations are judged as they should be."""
+@pytest.mark.parametrize("since", [12, 41])
+def test_plans_are_weighed_with_the_end_that_iterations_had_before_them(since: int) -> None:
+    """Iterations become 60 ms longer, and nothing is fitted for it: what is so before a plan comes the plan is promised with,
+    what is so since then may be its own fault and counts against it. Iterations are judged as they should be either way."""
 
     def longer(iterations: Telemetry) -> Telemetry:
         for one in iterations:
-            late = 60_000 if one.committed.iteration >= 34 else 0
+            late = 60_000 if one.committed.iteration >= since else 0
             committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
             yield msgspec.structs.replace(one, committed=committed)
 
-    loop, truth = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE)), slow(3, 0.5, at=20)
-    plan = in_trial(loop, truth, longer)
-    later = follow(loop, longer(train(truth, 22, plan=plan, first=40)), plan)
-    (score,) = events(later, PlanScored)
-    assert score.predicted_s == pytest.approx(score.measured_s, rel=0.01)
-    judged = [later[now].judged for now in range(40, 46)]
-    assert min(one.measured_us - (one.predicted_us or 0) for one in judged) > 40_000, "it is longer than it should be"
+    scores = []
+    for changed in (longer, lambda same: same):
+        loop, truth = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE)), slow(3, 0.5, at=20)
+        loop.now = Adaptation.begin(loop.now.site, AdaptationOptions(retraining=RetrainingOptions(drift=9.0)))
+        plan = in_trial(loop, truth, changed)
+        later = follow(loop, changed(train(truth, 22, plan=plan, first=40)), plan)
+        scores += events(later, PlanScored)
+    with_more, without = scores
+    judged = [later[now].judged for now in range(41, 46)]
+    assert all(one.measured_us == pytest.approx(one.predicted_us, rel=0.02) for one in judged)
+    assert with_more.predicted_s is not None
+    assert with_more.measured_s == pytest.approx(without.measured_s + 0.06, abs=1e-6)
+    own_fault = 0.06 if since > 40 else 0.0
+    assert with_more.predicted_s - without.predicted_s == pytest.approx(0.06 - own_fault, abs=1e-3)
+    assert without.effect_s - with_more.effect_s == pytest.approx(own_fault, abs=1e-3)
 
 
 def test_a_proposal_carries_what_it_was_founded_on() -> None:
