@@ -207,6 +207,7 @@ def test_a_searched_run_is_as_fast_after_a_fault_as_before(tmp_path):
     assert all((plan["schedule"] == "searched") == bool(plan["orders"]) for plan in (applied.plan for applied in changed))
     healed = [one for one in run.of(IterationJudged) if one.plan_version == changed[-1].plan_version and one.predicted_us]
     assert len(healed) >= 4
+    assert [one.measured_us for one in healed] == pytest.approx([one.predicted_us for one in healed], rel=0.01)
 
 
 @pytest.mark.slow
