@@ -232,8 +232,12 @@ class Executor:
         self._half.difference_update((*key, layer) for layer in range(action.first_layer, action.first_layer + action.n_layers))
 
     def _weights_of(self, action: Action, deferred: Deferred) -> Tensor:
+        layers = range(action.first_layer, action.first_layer + action.n_layers)
+        numbers = [number for number in layers if self._kept.counts(number, action.micro_batch)]
+        lacking = {parameter for number in numbers for parameter in self._layers[number].parameters}
         with self._adding(action, whole=True, in_place=True):
-            weight_gradients(deferred)
+            weight_gradients([one for one in deferred if one[0] in lacking])
+        deferred.clear()
         return _NOTHING
 
     def _parts_of(self, action: Action, kind: ChunkKind) -> Sequence[Action]:
@@ -246,9 +250,10 @@ class Executor:
     @contextmanager
     def _adding(self, action: Action, *, whole: bool, in_place: bool = False) -> Iterator[None]:
         """What is computed within is added to the gradients of the layers that lack this micro-batch, and to no others; to none
-        where it breaks. `in_place`: nothing within waits for anybody, so it cannot break, and may add to them at once. `whole`:
-        the micro-batch is in their sums then. Both at once: what a device does with a chunk after this may break as well, and a
-        gradient that its layer does not know of would be computed and added again."""
+        where it breaks. Adding and marking are one: what a device does with a chunk after this may break, too, and a gradient
+        that its layer does not know of would be computed and added again. `whole`: the micro-batch is in their sums then.
+        `in_place`: nothing within waits for anybody, so it cannot break, and adds to them at once; of layers that have the
+        micro-batch nothing is kept."""
         before = [
             (parameter, parameter.grad, counts)
             for number in range(action.first_layer, action.first_layer + action.n_layers)
@@ -257,11 +262,14 @@ class Executor:
         ]
         for parameter, _, _ in before:
             parameter.grad = None
+        dropping = [one[0].register_post_accumulate_grad_hook(_drop) for one in before if in_place]  # type: ignore[no-untyped-call]
         ended = False
         try:
             yield
             ended = True
         finally:
+            for hook in dropping:
+                hook.remove()
             for parameter, gradient, counts in before:
                 if not (ended and counts) or parameter.grad is None:
                     parameter.grad = gradient
@@ -377,6 +385,10 @@ class Executor:
     def _done(self, action: Action, timing: Callable[[], ChunkTiming], wait_us: int, messages: list[Span]) -> None:
         self._progress.working()
         self._executed.chunks.append(ExecutedChunk(action, timing, wait_us, messages))
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _tag(kind: str, micro_batch: int, hop: int) -> int:

@@ -24,7 +24,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.handover import handed_over
 from unskew.analytics.pipeline.memory import LayerMemory, peak_bytes
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.scheduler.kept import nothing_kept
+from unskew.analytics.scheduler.kept import KeptGradients, nothing_kept
 from unskew.analytics.shards.parts import Part
 from unskew.collector.events import IterationCommitted, IterationJudged, PlanIssued, RunFinished, Span
 from unskew.runtime.corpus import Corpus
@@ -37,7 +37,7 @@ from unskew.runtime.rank.device import RealDevice
 from unskew.runtime.rank.executor import ExecutedWork, Executor
 from unskew.runtime.rank.migrate import settle_in
 from unskew.runtime.rank.progress import RankProgress
-from unskew.runtime.size import ModelSize
+from unskew.runtime.size import VOCABULARY, ModelSize
 
 pytestmark = pytest.mark.limit(60)
 SIZE = ModelSize(n_layers=4, dim=32, heads=4)
@@ -156,6 +156,20 @@ def test_one_rank_adds_gradients_where_their_sum_is() -> None:
 
     executed(uniform_plan(tp=1, pp=2, dp=1, n_layers=4, micro_batches=8), added=watched)
     assert [len(of) for of in places.values()] == [1] * (4 * 6 + 3)
+
+
+def test_gradients_that_an_attempt_need_not_add_are_not_kept_either() -> None:
+    """After a death the last layer has all of its sum: on the way to the others its gradients are computed, one at a time."""
+    kept = KeptGradients(n_micro_batches=8, of=({}, {}, {}, dict.fromkeys(range(8), 0)))
+    heads, there = list[Tensor](), list[bool]()
+
+    def watched(parameter: Tensor) -> None:
+        there.extend(head.grad is not None for head in heads if head is not parameter)
+        heads.extend([parameter] * (parameter.shape == (VOCABULARY, SIZE.dim) and not heads))
+
+    executed(uniform_plan(tp=1, pp=1, dp=1, n_layers=4, micro_batches=8), added=watched, kept=kept)
+    assert len(there) > 8 * 20
+    assert not any(there)
 
 
 @pytest.mark.slow
@@ -323,8 +337,11 @@ def memory(*, activations: bool, size: ModelSize = SIZE) -> LayerMemory:
     )
 
 
-def executed(plan: Plan, size: ModelSize = SIZE, added: Callable[[Tensor], None] | None = None) -> dict[int, int]:
-    """Rank -> the most bytes of activations that it had; `added`: called when a micro-batch's gradient of a parameter is."""
+def executed(
+    plan: Plan, size: ModelSize = SIZE, added: Callable[[Tensor], None] | None = None, kept: KeptGradients | None = None
+) -> dict[int, int]:
+    """Rank -> the most bytes of activations that it had; `added`: called when a micro-batch's gradient of a parameter is;
+    `kept`: what an attempt before has left."""
     hub, options = Hub(), RunOptions(micro_batches=8, tokens=TOKENS, layers=size.n_layers, dim=size.dim, heads=size.heads)
     batch = Batch(Corpus([bytes(range(65))] * 16), options, 0)
     assert {batch.tokens(number) for number in range(8)} == {TOKENS}
@@ -339,7 +356,7 @@ def executed(plan: Plan, size: ModelSize = SIZE, added: Callable[[Tensor], None]
             parameter.register_post_accumulate_grad_hook(added)
         counted = LiveBytes(beside)
         counted.executor = executor = Executor(
-            plan=plan, actions=build_schedule(plan).by_rank[rank], kept=nothing_kept(plan), layers=layers, batch=batch,
+            plan=plan, actions=build_schedule(plan).by_rank[rank], kept=kept or nothing_kept(plan), layers=layers, batch=batch,
             comm=ThreadComm(hub, rank, plan.ranks), device=device, progress=RankProgress(),
             label=lambda **fields: Span(device="", rank=rank, plan_version=0, attempt=0, iteration=0, **fields),
             dtype=torch.float32, shapes=options.given_on, before=counted.look, links=Links(options, rank, device),
