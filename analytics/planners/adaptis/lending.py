@@ -29,6 +29,7 @@ import numpy as np
 
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions
 from unskew.analytics.planners.adaptis.paths import OrderedPaths, Paths, PathsTask, joined, ordered
+from unskew.collector.events import CHUNK_KINDS
 
 TURNS: tuple[Literal["latest", "groups", "lowest"], ...] = ("latest", "groups", "lowest")
 TRIED = 60
@@ -58,9 +59,11 @@ class _State(msgspec.Struct, frozen=True):
 def lent(
     task: PathsTask, start: Paths, limit: float, actions: int, price_us: Callable[[OrderedPaths], float]
 ) -> OrderedPaths | None:
-    """The paths of the least price found with some `actions` scheduled, with their order; None when no price is finite.
-    `limit`: the layers of micro-batches that a rank may keep."""
+    """The paths of the least price found with some `actions` scheduled, with their order; None when no price is finite, or when
+    the orders of the start alone leave no actions to descend. `limit`: the layers of micro-batches that a rank may keep."""
     search = _Lending(task, limit, round(actions * DESCENDING))
+    if search.left <= len(search.knobs) * len(CHUNK_KINDS) * sum(map(len, start)):
+        return None
     begin, ends = search.best_ordered(start), list[_State]()
     while search.left > 0:
         ends.append(search.descend(begin, len(ends)))

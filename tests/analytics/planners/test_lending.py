@@ -15,7 +15,7 @@ from unskew.analytics.core.layout import plan_from_partition
 from unskew.analytics.core.plan import validate
 from unskew.analytics.pipeline.schedule import build_schedule, evaluate
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, PipelineTask, dispatch
-from unskew.analytics.planners.adaptis.lending import MORE_KEPT, lent
+from unskew.analytics.planners.adaptis.lending import DESCENDING, MORE_KEPT, lent
 from unskew.analytics.planners.adaptis.paths import PathsTask, most_kept, ordered, paths_of
 from unskew.analytics.planners.adaptis.searched import searched_plan
 from unskew.analytics.scheduler.recovery import recover
@@ -80,6 +80,22 @@ def test_lending_evens_out_what_whole_layers_and_micro_batches_cannot():
     assert set(plan.ranks) == set(START.ranks)
     for rank in plan.ranks:
         validate(recover(plan, {rank}, 2))  # no layer goes with it
+
+
+def test_a_plan_too_large_for_the_search_is_left_as_it_is():
+    """Six orders of the start, which are the first descent's, are more than the actions that descents may schedule."""
+    paths, limit = paths_of(START), MORE_KEPT * most_kept(START)
+    orders = 6 * 3 * sum(map(len, paths))
+    asked = list[float]()
+
+    def price_us(one):
+        asked.append(one.makespan_us)
+        return one.makespan_us
+
+    for actions in (0, orders, int(orders / DESCENDING)):
+        assert lent(TASK, paths, limit, actions, price_us) is None
+    assert asked == []
+    assert lent(TASK, paths, limit, int((orders + 10) / DESCENDING), price_us) is not None
 
 
 def test_an_order_is_given_up_as_soon_as_it_cannot_end_in_time():
