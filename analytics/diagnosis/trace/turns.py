@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from math import inf
 from typing import Any
 
 import msgspec
@@ -138,15 +137,21 @@ def _shapes(rows: pl.DataFrame, n_layers: int, *, votes: bool) -> list[_Shape]:
     alike = rows.with_row_index().select(pl.col("index").first().over(_SHAPE)).to_series().to_numpy()
     numbers = rows["iteration"].to_numpy()
     borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)] if len(numbers) else []
-    found: dict[bytes, _Shape] = {}
+    found: dict[bytes, list[tuple[int, int]]] = {}
     for first, after in pairwise(borders):
-        known = alike[first:after].tobytes()
-        if known not in found:
-            of_one = rows[first:after].select(*_SHAPE, "replica", "stage", "start_us", "wall_us").with_row_index("row")
-            found[known] = _Shape(_nodes(of_one.to_dicts(), n_layers, votes=votes), [], [])
-        found[known].iterations.append(int(numbers[first]))
-        found[known].first_rows.append(first)
-    return list(found.values())
+        found.setdefault(alike[first:after].tobytes(), []).append((first, after))
+    begun, ended = rows["start_us"].to_numpy(), (rows["start_us"] + rows["wall_us"]).to_numpy()
+    shapes = []
+    for parts in found.values():
+        first, after = parts[0]
+        of_one = rows[first:after].select(*_SHAPE, "replica", "stage").with_row_index("row").to_dicts()
+        first_rows = [one for one, _ in parts]
+        for row in of_one:
+            at = row["row"] + np.array(first_rows)
+            row["begun_us"], row["ended_us"] = begun[at], ended[at]
+        nodes = _nodes(of_one, n_layers, votes=votes)
+        shapes.append(_Shape(nodes, [int(numbers[one]) for one in first_rows], first_rows))
+    return shapes
 
 
 def _times(rows: pl.DataFrame, shapes: list[_Shape]) -> tuple[Array, Array]:
@@ -171,7 +176,7 @@ def _of_chunks(rows: pl.DataFrame, shapes: list[_Shape], us: pl.Expr) -> Array:
 
 
 def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]:
-    """All operations of one iteration, whose rows are in order."""
+    """All operations of a shape's iterations, whose rows are in order, with when it was in each (`begun_us`, `ended_us`)."""
     messages = _Messages(rows, n_layers)
     of_rank: dict[int, list[_Row]] = {}
     for row in rows:
@@ -182,10 +187,10 @@ def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]
 
 def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[_Node]:
     """One rank's operations in order of time, each with the messages that it took. A chunk needs no collective that goes on
-    beside it: its rank began to sum the gradients of some layers while others were still to be computed."""
+    beside it in any iteration: its rank began to sum the gradients of some layers while others were still to be computed."""
     before: tuple[_Key, ...] = ()
     work: tuple[_Key, ...] = ()
-    until = dict[_Key, float]()
+    until_us = dict[_Key, Array]()
     place = {name: mine[0][name] for name in ("rank", "replica", "stage")}
     rank, ended, others = place["rank"], None, 0
     for row in mine:
@@ -193,7 +198,8 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
         if kind in _MESSAGES:
             break
         if kind in CHUNK_KINDS:
-            beside = tuple(one for one in before if until.get(one, -inf) > row["start_us"] + ROUNDED_US)
+            begun_us = row["begun_us"] + ROUNDED_US
+            beside = tuple(one for one in before if one in until_us and (until_us[one] > begun_us).any())
             before = tuple(one for one in before if one not in beside) or work
             key = _chunk_key(row)
             given = messages.source_of(row)
@@ -218,7 +224,7 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             group = key if kind == "optimizer" else (kind, _members(row), row["turn"])
             others += 1
             yield _Node(key, Operation(kind, **place), before, group, begins, ends)
-            before, until[key] = (key,), row["start_us"] + row["wall_us"]
+            before, until_us[key] = (key,), row["ended_us"]
         ended = ends
 
 
