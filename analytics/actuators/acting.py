@@ -264,6 +264,8 @@ def _situation(state: ActingState, seen: AttachedState, now: int) -> Situation |
     else:
         division = division or Division(samples=(1,) * ranks)
         batches = [*like_seen(recent, division)]
+    if not batches:  # each that was drawn is the short last one of its epoch, say
+        return None
     return Situation(
         iteration=now,
         plan=seen.plan,

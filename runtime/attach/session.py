@@ -191,6 +191,15 @@ class LoopSession:
 
     def close(self) -> None:
         """Write what is left; the loop is not measured any more."""
+        # Not the exception that is handled around this call, which may well end nobody.
+        self._close(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+
+    def _close_at_end_of_process(self, handled: BaseException | None) -> None:
+        """The same, called by multiprocessing while what ends the process goes through it; `handled`: what it was forked in."""
+        error = sys.exc_info()[1]
+        self.close() if error is None or error is handled else self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
         if (loop := self.loop()) is not None:
             try:
                 loop.finish()
@@ -202,7 +211,6 @@ class LoopSession:
         self._ended.set()
         self._report()
         if self._spool is not None:
-            error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
             self._spool.append(RankDetached(rank=self._rank, pid=os.getpid(), error=_in_words(error)[:MOST_ERROR]))
             self._spool.close()
             self._spool = None
@@ -293,7 +301,7 @@ class LoopSession:
         atexit.register(self.close)
         if multiprocessing.parent_process() is not None:
             # A forked one calls nothing else at its end, and in any what ends it is known only while this is called.
-            Finalize(None, self.close, exitpriority=AT_FIRST)
+            Finalize(None, self._close_at_end_of_process, (sys.exc_info()[1],), exitpriority=AT_FIRST)
         return timeline
 
     def _beat(self, timeline: LoopTimeline, spool: SpoolWriter, pid: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from unskew.collector.events import RankAttached, RunStarted
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.service.collecting import Collector
+from unskew.collector.write.commands import controller_alive
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.commands.train import watch
-from unskew.runtime.attach.outside.command import watch_command
+from unskew.runtime.attach.outside import command
+from unskew.runtime.attach.outside.command import claim, watch_command
 from unskew.runtime.attach.outside.watcher import JobWatcher
 
 SCRIPT = """
@@ -184,8 +189,8 @@ def test_what_breaks_on_our_side_costs_the_command_nothing(tmp_path: Path, monke
     monkeypatch.setattr(JobWatcher, "look", refused)
     store, problems = Store(tmp_path / "store"), list[str]()
     store.enter()
-    command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
-    assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
+    words = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
+    assert watch_command(store, "r", words, on_problem=problems.append) == (7, None)
     assert problems == ["cannot write stream run/r: No space left on device"]
 
 
@@ -212,24 +217,116 @@ def test_a_fault_of_ours_costs_the_command_nothing(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(JobWatcher, "look", lambda _: [].pop())
     store, problems = Store(tmp_path / "store"), list[str]()
     store.enter()
-    command = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
-    assert watch_command(store, "r", command, on_problem=problems.append) == (7, None)
+    words = [sys.executable, "-c", "import sys, time; time.sleep(0.5); sys.exit(7)"]
+    assert watch_command(store, "r", words, on_problem=problems.append) == (7, None)
     (problem,) = problems
     assert problem.startswith("an error of Unskew's own, IndexError: pop from empty list (test_watch_command.py, line")
 
 
+def _no_place(store: Path) -> None:
+    store.symlink_to("/proc/nowhere")
+
+
+def _no_lock(store: Path) -> None:
+    (store / "locks" / "controller-job").mkdir(parents=True)
+
+
+def _no_manifest(store: Path) -> None:
+    store.mkdir()
+    (store / "manifest.json").write_text("{")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("why", ["UNSKEW=0", "no place for a store"])
-def test_where_nothing_can_be_watched_the_command_runs_all_the_same(tmp_path: Path, why: str) -> None:
-    off = {"UNSKEW": "0"} if why == "UNSKEW=0" else {}
-    if not off:
-        (tmp_path / "store").symlink_to("/proc/nowhere")
-    words = "import os, sys; print(os.environ.get('UNSKEW_RUN')); sys.exit(7)"
-    done = watched(tmp_path, sys.executable, "-c", words, **off)
-    assert (done.returncode, done.stdout) == (7, "None\n")
+@pytest.mark.parametrize(
+    ("before", "more"),
+    [
+        (lambda _: None, {"UNSKEW": "0"}),
+        (lambda _: None, {"UNSKEW_RUN": "no name"}),
+        (lambda store: store.write_text(""), {}),
+        (_no_place, {}),
+        (_no_lock, {"UNSKEW_RUN": "job"}),
+        (_no_manifest, {"UNSKEW_RUN": "job"}),
+    ],
+)
+def test_where_nothing_can_be_watched_the_command_runs_all_the_same(
+    tmp_path: Path, before: Callable[[Path], None], more: dict[str, str]
+) -> None:
+    before(tmp_path / "store")
+    words = "import os, sys; print(os.environ.get('UNSKEW_STORE')); sys.exit(7)"
+    done = watched(tmp_path, sys.executable, "-c", words, **more)
+    assert (done.returncode, done.stdout) == (7, "None\n"), done.stderr
     assert done.stderr.count("nothing is watched here, the command runs all the same: ") == 1
     assert done.stderr.count("\n") == 1
-    assert not off or not (tmp_path / "store").exists()
+    assert "UNSKEW" not in more or not (tmp_path / "store").exists()
+
+
+def test_a_watcher_that_cannot_begin_leaves_its_place_to_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that was full already was said to be a command that cannot be started."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def run(_: str, words: list[str], __: object) -> None:
+        print(*words)
+        sys.exit(7)
+
+    monkeypatch.setattr(JobWatcher, "__init__", refused)
+    monkeypatch.setattr(os, "execvpe", run)
+    result = CliRunner().invoke(app, ["watch", "--store", str(tmp_path / "store"), "--", "true", "--json", "7"])
+    assert (result.exit_code, result.stdout) == (7, "true --json 7\n"), result.output
+    assert "the command runs all the same: [Errno 28] No space left on device" in result.stderr
+
+
+def begun(store: Store, run: str) -> None:
+    ControlStream(store, run, f"run/{run}", "controller").close()
+
+
+def test_a_node_joins_the_run_of_its_job_whenever_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "store")
+    run, lock = claim(store, "job")
+    assert (run, claim(store, "job")) == ("job", ("job", None))
+    assert lock is not None
+    # Both have asked before one of them holds it, and that one has begun meanwhile.
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "controller_alive", lambda *_: False)
+        assert claim(store, "job") == ("job", None)
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "controller_alive", lambda *of: begun(*of) or controller_alive(*of))
+        assert claim(store, "job") == ("job", None)
+    lock.release()
+    # Started again: the first node is given the next name, which the others find watched, judged already or not.
+    run, lock = claim(store, "job")
+    assert lock is not None
+    assert (run, claim(store, "job")) == ("job-2", ("job-2", None))
+    begun(store, "job-2")
+    assert claim(store, "job") == ("job-2", None)
+    lock.release()
+    assert claim(store, "job")[0] == "job-3"
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("again", [False, True])
+def test_nodes_that_start_at_once_train_in_one_run(tmp_path: Path, again: bool) -> None:
+    """Of two that both found nobody who watched, one refused to run its command; started again, each had a run of its own."""
+    if again:
+        begun(Store(tmp_path / "store"), "job")
+    (tmp_path / "here").mkdir()
+    script = f"""
+import os, pathlib, sys, time
+here = pathlib.Path({str(tmp_path / "here")!r})
+(here / str(os.getpid())).touch()
+until = time.monotonic() + 20
+while len(list(here.iterdir())) < 2 and time.monotonic() < until: time.sleep(0.01)
+{ONE_STEP}
+time.sleep(1)
+sys.exit(7)
+"""
+    with ThreadPoolExecutor() as nodes:
+        started = [nodes.submit(watched, tmp_path, sys.executable, "-c", script, UNSKEW_RUN="job") for _ in range(2)]
+        done = [one.result() for one in started]
+    assert [one.returncode for one in done] == [7, 7], done
+    assert runs_that_ranks_wrote(tmp_path) == ["job-2" if again else "job"] * 2
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -16,9 +17,10 @@ from unskew.collector.events import RunFinished
 from unskew.collector.files import manifest
 from unskew.collector.files.segment import first_seq, segment_names
 from unskew.collector.files.tail import Entry
+from unskew.collector.locks import HeldLock
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.service.process import KeptCollector
-from unskew.collector.write.commands import hold_controller_lock
+from unskew.collector.write.commands import CommandError, controller_alive, hold_controller_lock
 from unskew.runtime.attach.acting import ActOptions
 from unskew.runtime.attach.asked.plan_file import ACTS
 from unskew.runtime.attach.outside.watcher import STOPPED, JobWatcher
@@ -27,10 +29,44 @@ BOOT = Path(__file__).parents[1] / "boot"
 POLL_S = 0.05
 
 
+class NotWatchedError(Exception):
+    """Nothing was started, as it could not have been watched; why."""
+
+
+class NotStartedError(Exception):
+    """The command itself cannot be started; one sentence."""
+
+
 def environment(store: Store, run: str, given: Mapping[str, str]) -> dict[str, str]:
     """That of a command whose Python processes are to be measured."""
     path = os.pathsep.join(part for part in (str(BOOT), given.get("PYTHONPATH", "")) if part)
     return {**given, "PYTHONPATH": path, "UNSKEW_STORE": str(store.root), "UNSKEW_RUN": run, ACTS: "1"}
+
+
+def claim(store: Store, asked: str) -> tuple[str, HeldLock | None]:
+    """Which run a command is that is started as `asked`, and its controller's lock: None where somebody holds it already, who
+    sees these ranks too (a watch around this one, or another node's).
+
+    A name that an earlier start has is followed by NAME-2 and so on, as a scheduler starts a job again. All nodes of a job go
+    through the same names, so whoever comes to one that is watched has found its own job.
+    """
+    for number in count(1):
+        run = asked if number == 1 else f"{asked}-{number}"
+        earlier = _begun(store, run)  # asked before the lock is: a node that holds it may have begun meanwhile
+        if controller_alive(store, run):
+            return run, None
+        if not earlier:
+            try:
+                return run, hold_controller_lock(store, run)
+            except CommandError:
+                return run, None
+    raise AssertionError
+
+
+def _begun(store: Store, run: str) -> bool:
+    """Whether the store has the run already, and not only of ranks that wait to be judged."""
+    known = store.spool(run).is_dir() or any(one.run == run for one in manifest.load(store).sealed)
+    return known and not unwatched(store, run)
 
 
 def watch_command(
@@ -43,11 +79,19 @@ def watch_command(
     on_tick: Callable[[], None] = lambda: None,
     on_problem: Callable[[str], None] = lambda _: None,
 ) -> tuple[int, RunFinished | None]:
-    """Run `command` to its end; its exit code (128 + n for signal n), and how the run ended: None when no rank was seen, or it
-    could not be watched to its end, of which `on_problem` hears why. Raises `OSError` when the command cannot be started."""
-    with hold_controller_lock(store, run), _watcher(store, run, command, on_entry, act) as watcher:
-        end, collector = None, KeptCollector(store)
-        process = subprocess.Popen(command, env=environment(store, run, os.environ))
+    """Run `command` to its end, while the caller holds its run's lock; its exit code (128 + n for signal n), and how the run
+    ended: None when no rank was seen, or it could not be watched to its end, of which `on_problem` hears why. Raises
+    `NotWatchedError` before it is started, and `NotStartedError`; once it is there, nothing of ours."""
+    with ExitStack() as stack:
+        try:
+            watcher = stack.enter_context(_watcher(store, run, command, on_entry, act))
+            end, collector = None, KeptCollector(store)
+        except Exception as error:
+            raise NotWatchedError(in_words(error)) from error
+        try:
+            process = subprocess.Popen(command, env=environment(store, run, os.environ))
+        except OSError as error:
+            raise NotStartedError(cannot_start(command, error)) from error
         with _SignalRelay(process):
             try:
                 while process.poll() is None:
@@ -59,7 +103,7 @@ def watch_command(
                 end = watcher.finish(_code_of(process))
                 on_tick()
             except Exception as error:  # a full disk, a fault of our own: that is ours, and costs the training nothing
-                on_problem(_in_words(error))
+                on_problem(in_words(error))
                 process.wait()
     return _code_of(process), end
 
@@ -100,7 +144,7 @@ def watch_ranks(
             end = watcher.finish(code)
             on_tick()
         except Exception as error:
-            on_problem(_in_words(error))
+            on_problem(in_words(error))
             return code, None
     return code, end
 
@@ -118,7 +162,11 @@ def _watcher(
             watcher.close()
 
 
-def _in_words(error: Exception) -> str:
+def cannot_start(command: Sequence[str], error: OSError) -> str:
+    return f"{command[0]} cannot be started: {error.strerror or error}"
+
+
+def in_words(error: Exception) -> str:
     """What went wrong; of what nobody foresaw also where."""
     if isinstance(error, (OSError, StoreError)):
         return str(error)

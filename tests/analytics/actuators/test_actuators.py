@@ -23,7 +23,7 @@ from unskew.analytics.lab.studies.noise import load_lengths
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.command import Command
-from unskew.collector.events import Event, LoaderDivided, Note, Party, PlanFailed, RankAttached, Verdict
+from unskew.collector.events import Event, LoaderDivided, Note, Party, PlanFailed, PlanProposed, RankAttached, Verdict
 from unskew.collector.paths import Store
 from unskew.runtime.attach.acting import ActOptions, JobActing
 
@@ -104,6 +104,13 @@ def test_the_gain_of_balanced_lengths_is_predicted_for_the_batches_that_come(loo
         assert abs(gain.predicted / gain.measured - 1) < 0.2
         low, high = gain.interval
         assert low < gain.measured < high
+
+
+def test_a_loader_of_short_batches_alone_is_nothing_to_act_on() -> None:
+    """A data set smaller than a global batch: each that is drawn is the last of its epoch, and no division is for any."""
+    events = divided_rules.trained(DividedLoop("code", slow=3.0, epoch=1), 1, steps=40)
+    assert "slow_device" in [event.cause for event in events if isinstance(event, Verdict)]
+    assert not [event for event in events if isinstance(event, PlanProposed)]
 
 
 def test_weights_are_parts_of_the_whole_batch_and_one_where_all_have_the_same() -> None:

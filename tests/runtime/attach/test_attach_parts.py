@@ -206,9 +206,29 @@ def test_a_rank_that_multiprocessing_has_forked_writes_how_it_ended(
     rank.start()
     rank.join(30)
     capfd.readouterr()
-    with open_store(Store.locate(tmp_path)) as reader:
+    assert _last_words(tmp_path) == error
+
+
+def test_an_exception_that_is_handled_ended_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank said it had died of what it had stopped early by, or of what its parent went on after."""
+    for name in ("last_exc", "last_value"):
+        monkeypatch.delattr(sys, name, raising=False)
+    session = LoopSession(Store.locate(tmp_path / "1"), "mine", lambda: JobFacts(0, 1, (), on_gpu=False))
+    assert session.loop_or_begin() is not None
+    try:
+        raise KeyError("early stop")
+    except KeyError:
+        session.close()
+        rank = multiprocessing.get_context("fork").Process(target=_rank_that, args=(bool, tmp_path / "2"))
+        rank.start()
+    rank.join(30)
+    assert (_last_words(tmp_path / "1"), _last_words(tmp_path / "2")) == ("", "")
+
+
+def _last_words(folder: Path) -> str:
+    with open_store(Store.locate(folder)) as reader:
         (last,) = reader.sql("select payload from events where type like 'rank_detached%'").rows()
-    assert json.loads(last[0]).get("error", "") == error
+    return str(json.loads(last[0]).get("error", ""))
 
 
 def test_the_most_memory_of_a_rank_stands_beside_its_times(tmp_path: Path) -> None:

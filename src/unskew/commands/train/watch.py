@@ -97,7 +97,7 @@ def watch(
         from unskew.runtime.attach.acting import ActOptions
 
         act = ActOptions(mode=mode or "observe", replace=None if replace is None else handed_to(replace))
-        raise typer.Exit(start_training(locate(store), command, act, json=json, html=html))
+        raise typer.Exit(start_training(store, command, act, json=json, html=html))
 
 
 def handed_to(text: str) -> Rule:
@@ -181,51 +181,55 @@ def of_somebody(place: Store, name: str) -> bool:
         return bool(reader.sql("select 1 from events where run = ? and type like 'rank_attached%' limit 1", [name]).rows())
 
 
-def start_training(place: Store, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
+def start_training(store: str | None, command: list[str], act: ActOptions, *, json: Path | None, html: Path | None) -> int:
     """Start and watch; the command's exit code. The terminal is the command's: ours are lines on stderr among its own.
 
     Whatever stands in the way of watching, the command runs: a job that has waited for its machines must not end for that."""
-    from unskew.collector.paths import StoreError, checked_name
-    from unskew.collector.write.commands import controller_alive
-    from unskew.runtime.attach.outside.command import environment, unwatched, watch_command
+    from unskew.collector.paths import Store
+    from unskew.runtime.attach.outside.command import (
+        NotStartedError,
+        NotWatchedError,
+        claim,
+        environment,
+        in_words,
+        watch_command,
+    )
 
     if os.environ.get("UNSKEW") == "0":
         run_alone(command, "UNSKEW=0")
+    asked = os.environ.get("UNSKEW_RUN") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
+        place = Store.locate(store)
         place.enter()
-    except (OSError, StoreError) as error:
-        run_alone(command, str(error))
-    run = os.environ.get("UNSKEW_RUN") or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    with checking_input("UNSKEW_RUN"):
-        checked_name("run", run)
-    if controller_alive(place, run):  # by a watch around this one, or the same command on another node
-        run_alone(command, f"run {run} has its watcher, who sees these ranks too", environment(place, run, os.environ))
-    asked, number = run, 1
-    while run in store_runs(place) and not unwatched(place, run):  # a job that a scheduler starts again, say
-        run, number = f"{asked}-{number + 1}", number + 1
+        run, lock = claim(place, asked)
+    except Exception as error:  # a name that is none, a manifest that nobody can read, a folder without locks
+        run_alone(command, in_words(error))
     if run != asked:
         warn([f"UNSKEW_RUN: there is a run {asked} already in {place.root}; this one is {run}"])
+    if lock is None:
+        run_alone(command, f"run {run} has its watcher, who sees these ranks too", environment(place, run, os.environ))
 
     def watching(**hooks: Any) -> tuple[int, RunFinished | None]:
         try:
             return watch_command(place, run, command, act=act, **hooks)
-        except OSError as error:
-            not_started(command, error)
+        except NotWatchedError as error:
+            run_alone(command, str(error))
+        except NotStartedError as error:
+            fail(str(error))
 
-    return watch_training(place, run, watching, json=json, html=html)
+    with lock:
+        return watch_training(place, run, watching, json=json, html=html)
 
 
 def run_alone(command: list[str], why: str, environment: Mapping[str, str] = os.environ) -> NoReturn:
     """The command in our place, unwatched by us."""
+    from unskew.runtime.attach.outside.command import cannot_start
+
     warn([f"nothing is watched here, the command runs all the same: {why}"])
     try:
         os.execvpe(command[0], command, environment)
     except OSError as error:
-        not_started(command, error)
-
-
-def not_started(command: list[str], error: OSError) -> NoReturn:
-    fail(f"{command[0]} cannot be started: {error.strerror or error}")
+        fail(cannot_start(command, error))
 
 
 def watch_training(
