@@ -16,17 +16,21 @@ micro-batch in each later stage of the device, so that what has begun can always
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import Literal
 
 import msgspec
 
-from unskew.collector.events import ChunkKind
+from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 Step = tuple[ChunkKind, int, int]
 """(kind, stage, micro-batch)."""
+Waiting = tuple[int, int, int]
+"""(micro-batch, hop, its place among what waits)."""
+ROUNDING_US = 1e-3
 
 
 class PipelineTask(msgspec.Struct, frozen=True):
@@ -62,111 +66,154 @@ class DispatchResult(msgspec.Struct, frozen=True):
 
 def dispatch(pipe: PipelineTask, knobs: DispatchOptions) -> DispatchResult:
     """The order that the rule gives, with its makespan as the evaluator also finds it."""
-    return _Dispatch(pipe, knobs).run()
+    rule = _Dispatch(pipe, knobs)
+    return DispatchResult(rule.makespan_us(), tuple(map(tuple, rule.lists.values())))
 
 
-class _Dispatch:
-    def __init__(self, pipe: PipelineTask, knobs: DispatchOptions) -> None:
-        self.pipe, self.knobs = pipe, knobs
-        n_stages = len(pipe.device)
-        self.last = n_stages - 1
-        self.spent = {"F": pipe.f_us, "B": pipe.b_us, "W": pipe.w_us}
-        self.arrived: dict[ChunkKind, list[list[float]]] = {
-            "F": [[0.0] * pipe.micro_batches] + [[] for _ in range(self.last)],
-            "B": [[] for _ in range(n_stages)],
-            "W": [[] for _ in range(n_stages)],
-        }
-        self.begun: dict[ChunkKind, list[int]] = {"F": [0] * n_stages, "B": [0] * n_stages, "W": [0] * n_stages}
-        # Later stages first: their micro-batches are nearer to their end.
-        self.stages = [
-            [stage for stage in reversed(range(n_stages)) if pipe.device[stage] == device] for device in range(pipe.n_devices)
-        ]
-        self.room_after = [
-            sum(pipe.kept[later] for later in range(stage + 1, n_stages) if pipe.device[later] == pipe.device[stage])
-            for stage in range(n_stages)
-        ]
-        self.kept = [0.0] * pipe.n_devices
-        self.free_at = [0.0] * pipe.n_devices
-        self.lists: list[list[Step]] = [[] for _ in range(pipe.n_devices)]
-        self.events = [(0.0, device) for device in range(pipe.n_devices)]
+class Legs(msgspec.Struct, frozen=True):
+    """What a micro-batch passes, one entry per hop: who executes it, what it keeps there from F to W, the room there that it
+    needs to begin, and what it takes by kind."""
 
-    def run(self) -> DispatchResult:
-        left = 3 * len(self.pipe.device) * self.pipe.micro_batches
-        while self.events:
-            now, device = heapq.heappop(self.events)
-            if now < self.free_at[device]:
+    ranks: Sequence[int]
+    kept: Sequence[float]
+    room: Sequence[float]
+    spent_us: Mapping[ChunkKind, Sequence[float]]
+
+
+class DispatchRule(ABC):
+    """The rule, for micro-batches that pass any legs; who derives from it keeps what waits."""
+
+    def __init__(self, knobs: DispatchOptions, legs: Sequence[Legs], message_us: float, may_wait_us: dict[int, float]) -> None:
+        self.knobs, self.legs, self.message_us = knobs, legs, message_us
+        # How long a rank may still wait for others.
+        self.may_wait_us = may_wait_us
+        self.limit = knobs.limit * (1 + 1e-9)
+        self.kinds: tuple[ChunkKind, ChunkKind] = ("F", "B") if knobs.forward_first else ("B", "F")
+        self.free_at, self.kept = dict.fromkeys(may_wait_us, 0.0), dict.fromkeys(may_wait_us, 0.0)
+        self.lists: dict[int, list[Step]] = {rank: [] for rank in may_wait_us}
+        self.events = [(0.0, rank) for rank in sorted(may_wait_us)]
+
+    @abstractmethod
+    def _ready(self, kind: ChunkKind, rank: int, now: float) -> tuple[Waiting | None, float]:
+        """(the chunk of this kind that goes first now, the next arrival of one that is not there yet and has room)."""
+
+    @abstractmethod
+    def _begin(self, kind: ChunkKind, rank: int, place: int) -> None:
+        """What is there waits no more."""
+
+    @abstractmethod
+    def _await(self, kind: ChunkKind, number: int, hop: int, arrival: float) -> None:
+        """It waits where it is executed."""
+
+    def makespan_us(self) -> float:
+        """When the last chunk ends; infinite where the limit leaves no room, or a rank waits longer than it may."""
+        left = 3 * sum(len(legs.ranks) for legs in self.legs)
+        events, free_at, may_wait_us = self.events, self.free_at, self.may_wait_us
+        while events:
+            now, rank = heappop(events)
+            if now < free_at[rank]:
                 continue
-            chosen, at = self._choose(device, now)
+            kind, chosen, soon = self._choose(rank, now)
             if chosen is not None:
-                self._start(device, chosen, now)
+                left_us = may_wait_us[rank] = may_wait_us[rank] - (now - free_at[rank])
+                if left_us < -ROUNDING_US:
+                    break
+                self._start(rank, kind, chosen, now)
                 left -= 1
-            elif at < inf:
-                heapq.heappush(self.events, (at, device))
-        return DispatchResult(inf if left else max(self.free_at), tuple(map(tuple, self.lists)))
+            elif soon < inf:
+                heappush(events, (soon, rank))
+        return inf if left else max(free_at.values())
 
-    def _choose(self, device: int, now: float) -> tuple[tuple[ChunkKind, int] | None, float]:
-        """(what to start now, -) or (None, when to look again: infinite = when something becomes known)."""
-        backward, next_b = self._ready("B", device, now)
-        forward, next_f = self._ready("F", device, now)
-        if self.knobs.forward_first and forward is not None:
-            return ("F", forward), now
-        if backward is not None:
-            return ("B", backward), now
-        if forward is not None:
-            return ("F", forward), now
-        weights, _ = self._ready("W", device, now)
-        soon = min(next_b, next_f)
-        if weights is not None and soon - now >= self.knobs.patience * self.pipe.w_us[weights]:
-            return ("W", weights), now
-        return None, soon
+    def _choose(self, rank: int, now: float) -> tuple[ChunkKind, Waiting | None, float]:
+        """(kind, what to start now, when to look again if nothing: infinite = when something becomes known)."""
+        first, second = self.kinds
+        chosen, soon = self._ready(first, rank, now)
+        if chosen is not None:
+            return first, chosen, now
+        chosen, arrival = self._ready(second, rank, now)
+        if chosen is not None:
+            return second, chosen, now
+        soon = min(soon, arrival)
+        chosen, _ = self._ready("W", rank, now)
+        if chosen is not None and soon < inf:
+            number, hop, _ = chosen
+            if soon - now < self.knobs.patience * self.legs[number].spent_us["W"][hop]:
+                return "W", None, soon
+        return "W", chosen, soon
 
-    def _ready(self, kind: ChunkKind, device: int, now: float) -> tuple[int | None, float]:
-        """(the stage whose next chunk of this kind goes first now, the next arrival of one that is not there yet)."""
-        best, best_key, soon = None, (inf, inf), inf
-        for stage in self.stages[device]:
-            number = self.begun[kind][stage]
-            arrivals = self.arrived[kind][stage]
-            if number >= len(arrivals) or (kind == "F" and not self._has_room(stage)):
-                continue
-            if arrivals[number] > now:
-                soon = min(soon, arrivals[number])
-                continue
-            key = self._turn(stage, number) if kind == "F" else (number, -stage)
-            if best is None or key < best_key:
-                best, best_key = stage, key
-        return best, soon
-
-    def _has_room(self, stage: int) -> bool:
-        kept = self.kept[self.pipe.device[stage]] + self.pipe.kept[stage] + self.room_after[stage]
-        return kept <= self.knobs.limit * (1 + 1e-9)
-
-    def _turn(self, stage: int, number: int) -> tuple[float, float]:
+    def _turn(self, number: int, depth: int) -> tuple[int, ...]:
+        """Of the forwards that are there the least goes first; `depth`: how far from the model's begin it is."""
         if self.knobs.turn == "latest":
-            return (-stage, number)
-        if self.knobs.turn == "groups":
-            return (number // self.pipe.n_devices, stage)
-        return (number, -stage)
+            return -depth, number
+        return (number // len(self.free_at), depth, number) if self.knobs.turn == "groups" else (number, -depth)
 
-    def _start(self, device: int, chosen: tuple[ChunkKind, int], now: float) -> None:
-        kind, stage = chosen
-        number = self.begun[kind][stage]
-        self.begun[kind][stage] += 1
-        self.lists[device].append((kind, stage, number))
-        end = self.free_at[device] = now + self.spent[kind][stage]
-        heapq.heappush(self.events, (end, device))
+    def _start(self, rank: int, kind: ChunkKind, chosen: Waiting, now: float) -> None:
+        number, hop, place = chosen
+        self._begin(kind, rank, place)
+        legs = self.legs[number]
+        self.lists[rank].append((kind, hop, number))
+        end = self.free_at[rank] = now + legs.spent_us[kind][hop]
+        heappush(self.events, (end, rank))
         if kind == "F":
-            self.kept[device] += self.pipe.kept[stage]
-            self._arrive("F" if stage < self.last else "B", min(stage + 1, self.last), device, now, end)
+            self.kept[rank] += legs.kept[hop]
+            if hop + 1 < len(legs.ranks):
+                self._arrive("F", number, hop + 1, rank, now)
+            else:
+                self._await("B", number, hop, end)
         elif kind == "B":
-            self._arrive("W", stage, device, now, end)
-            if stage > 0:
-                self._arrive("B", stage - 1, device, now, end)
+            self._await("W", number, hop, end)
+            if hop > 0:
+                self._arrive("B", number, hop - 1, rank, now)
         else:
-            # Released when W ends; the device decides again only then.
-            self.kept[device] -= self.pipe.kept[stage]
+            # Released when W ends; the rank decides again only then.
+            self.kept[rank] -= legs.kept[hop]
 
-    def _arrive(self, kind: ChunkKind, stage: int, source: int, now: float, end: float) -> None:
-        target = self.pipe.device[stage]
-        self.arrived[kind][stage].append(end if target == source else end + self.pipe.message_us)
-        if target != source:
-            heapq.heappush(self.events, (max(now, self.free_at[target]), target))
+    def _arrive(self, kind: ChunkKind, number: int, hop: int, source: int, now: float) -> None:
+        target, free_at = self.legs[number].ranks[hop], self.free_at
+        if target == source:
+            self._await(kind, number, hop, free_at[source])
+        else:
+            self._await(kind, number, hop, free_at[source] + self.message_us)
+            heappush(self.events, (max(now, free_at[target]), target))
+
+
+class _Dispatch(DispatchRule):
+    """Of each stage the micro-batches come in order, so that only the next of each has to be looked at."""
+
+    def __init__(self, pipe: PipelineTask, knobs: DispatchOptions) -> None:
+        stages = range(len(pipe.device))
+        room = [
+            sum(pipe.kept[later] for later in stages[stage:] if pipe.device[later] == pipe.device[stage]) for stage in stages
+        ]
+        spent_us: dict[ChunkKind, Sequence[float]] = {"F": pipe.f_us, "B": pipe.b_us, "W": pipe.w_us}
+        legs = [Legs(pipe.device, pipe.kept, room, spent_us)] * pipe.micro_batches
+        super().__init__(knobs, legs, pipe.message_us, dict.fromkeys(range(pipe.n_devices), inf))
+        self.room = room
+        self.arrived: dict[ChunkKind, list[list[float]]] = {kind: [[] for _ in stages] for kind in CHUNK_KINDS}
+        self.arrived["F"][0] = [0.0] * pipe.micro_batches
+        self.begun: dict[ChunkKind, list[int]] = {kind: [0] * len(stages) for kind in CHUNK_KINDS}
+        # Later stages first: their micro-batches are nearer to their end.
+        self.stages = [[stage for stage in reversed(stages) if pipe.device[stage] == one] for one in range(pipe.n_devices)]
+
+    def _ready(self, kind: ChunkKind, rank: int, now: float) -> tuple[Waiting | None, float]:
+        best, soon = -1, inf
+        best_turn: tuple[int, ...] = ()
+        begun, arrived, room = self.begun[kind], self.arrived[kind], self.room
+        left = self.limit - self.kept[rank] if kind == "F" else inf
+        for stage in self.stages[rank]:
+            number, arrivals = begun[stage], arrived[stage]
+            if number >= len(arrivals) or room[stage] > left:
+                continue
+            if (arrival := arrivals[number]) > now:
+                soon = min(soon, arrival)
+                continue
+            turn = self._turn(number, stage) if kind == "F" else (number, -stage)
+            if best < 0 or turn < best_turn:
+                best, best_turn = stage, turn
+        return (begun[best], best, best) if best >= 0 else None, soon
+
+    def _begin(self, kind: ChunkKind, rank: int, place: int) -> None:  # noqa: ARG002
+        self.begun[kind][place] += 1
+
+    def _await(self, kind: ChunkKind, number: int, hop: int, arrival: float) -> None:  # noqa: ARG002
+        self.arrived[kind][hop].append(arrival)

@@ -1,9 +1,7 @@
-"""Paths of micro-batches that differ, each over any ranks, and an order for them by the rule of `dispatch` (dispatch.py), which
-has one pipeline whose micro-batches all pass the same stages."""
+"""Paths of micro-batches that differ, each over any ranks, and an order for them by the rule of dispatch.py."""
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -14,7 +12,7 @@ from unskew.analytics.core.plan import Hop, Plan, Route, splits_backward, valida
 from unskew.analytics.pipeline.actions import action_of
 from unskew.analytics.pipeline.notation import with_orders
 from unskew.analytics.pipeline.schedule import build_schedule
-from unskew.analytics.planners.adaptis.dispatch import DispatchOptions
+from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchRule, Legs, Step, Waiting
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
 Leg = tuple[int, int, int]
@@ -22,7 +20,6 @@ Leg = tuple[int, int, int]
 Path = tuple[Leg, ...]
 Paths = tuple[Path, ...]
 """[micro-batch]."""
-ROUNDING_US = 1e-3
 
 
 class PathsTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +40,12 @@ class PathsTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderedPaths(msgspec.Struct, frozen=True):
-    """Paths, when their last chunk ends (infinite where the limit leaves no room), and each rank's (kind, micro-batch, hop) in
+    """Paths, when their last chunk ends (infinite where the limit leaves no room), and each rank's (kind, hop, micro-batch) in
     order."""
 
     paths: Paths
     makespan_us: float
-    lists: Mapping[int, Sequence[tuple[ChunkKind, int, int]]]
+    lists: Mapping[int, Sequence[Step]]
 
     @property
     def actions(self) -> int:
@@ -89,7 +86,7 @@ class OrderedPaths(msgspec.Struct, frozen=True):
         )
         validate(plan)
         return with_orders(
-            plan, {rank: [action_of(routes[m], kind, hop) for kind, m, hop in self.lists[rank]] for rank in held}
+            plan, {rank: [action_of(routes[number], kind, hop) for kind, hop, number in self.lists[rank]] for rank in held}
         )
 
 
@@ -125,98 +122,54 @@ def ordered(
 ) -> OrderedPaths:
     """The rule of `dispatch`, on paths; `knobs.limit` in layers of micro-batches that a rank keeps; `works_us`: what each rank
     has to do. Given up, as one that never ends, once some rank cannot end by `most_us`."""
-    return _Orders(task, paths, knobs, works_us, most_us).run()
+    rule = _Orders(task, paths, knobs, works_us, most_us)
+    return OrderedPaths(paths, rule.makespan_us(), rule.lists)
 
 
-class _Orders:
+class _Orders(DispatchRule):
+    """Paths differ, so that all that waits at a rank has to be looked at."""
+
     def __init__(
         self, task: PathsTask, paths: Paths, knobs: DispatchOptions, works_us: Mapping[int, float], most_us: float
     ) -> None:
-        self.task, self.paths, self.knobs = task, paths, knobs
-        ranks = {rank for path in paths for rank, _, _ in path}
-        self.free_at, self.kept = dict.fromkeys(ranks, 0.0), dict.fromkeys(ranks, 0)
-        # How long a rank may still wait for others.
-        self.may_wait_us = {rank: most_us - works_us[rank] for rank in ranks}
+        legs = {path: _legs(task, path) for path in dict.fromkeys(paths)}
+        may_wait_us = {rank: most_us - works_us[rank] for one in legs.values() for rank in one.ranks}
+        super().__init__(knobs, [legs[path] for path in paths], task.message_us, may_wait_us)
+        self.paths = paths
         # What waits at a rank: (turn, arrival, micro-batch, hop).
         self.waiting: dict[ChunkKind, dict[int, list[tuple[tuple[int, ...], float, int, int]]]] = {
-            kind: {rank: [] for rank in ranks} for kind in CHUNK_KINDS
+            kind: {rank: [] for rank in may_wait_us} for kind in CHUNK_KINDS
         }
-        self.lists: dict[int, list[tuple[ChunkKind, int, int]]] = {rank: [] for rank in ranks}
-        self.room_after = [*map(_kept_later, paths)]
-        self.events = [(0.0, rank) for rank in sorted(ranks)]
-        for number, path in enumerate(paths):
-            self.waiting["F"][path[0][0]].append((self._turn("F", number, 0), 0.0, number, 0))
+        for number in range(len(paths)):
+            self._await("F", number, 0, 0.0)
 
-    def run(self) -> OrderedPaths:
-        left = len(CHUNK_KINDS) * sum(map(len, self.paths))
-        while self.events:
-            now, rank = heapq.heappop(self.events)
-            if now < self.free_at[rank]:
+    def _ready(self, kind: ChunkKind, rank: int, now: float) -> tuple[Waiting | None, float]:
+        best, soon = -1, inf
+        best_turn: tuple[int, ...] = ()
+        legs, left = self.legs, self.limit - self.kept[rank]
+        waiting = self.waiting[kind][rank]
+        for place, (turn, arrival, number, hop) in enumerate(waiting):
+            if kind == "F" and legs[number].room[hop] > left:
                 continue
-            kind, place, soon = self._choose(rank, now)
-            if kind is not None:
-                self.may_wait_us[rank] -= now - self.free_at[rank]
-                if self.may_wait_us[rank] < -ROUNDING_US:
-                    break
-                self._start(rank, kind, place, now)
-                left -= 1
-            elif soon < inf:
-                heapq.heappush(self.events, (soon, rank))
-        return OrderedPaths(self.paths, inf if left else max(self.free_at.values()), self.lists)
+            if arrival > now:
+                soon = min(soon, arrival)
+            elif best < 0 or turn < best_turn:
+                best, best_turn = place, turn
+        return (*waiting[best][2:], best) if best >= 0 else None, soon
 
-    def _choose(self, rank: int, now: float) -> tuple[ChunkKind | None, int, float]:
-        """(what to start, its place among what waits, when to look again)."""
-        soon = inf
-        for kind in CHUNK_KINDS[1::-1]:
-            best, best_turn = -1, tuple[int, ...]()
-            for place, (turn, arrival, number, hop) in enumerate(self.waiting[kind][rank]):
-                if kind == "F" and self.kept[rank] + self.room_after[number][hop] > self.knobs.limit:
-                    continue
-                if arrival > now:
-                    soon = min(soon, arrival)
-                elif best < 0 or turn < best_turn:
-                    best, best_turn = place, turn
-            if best >= 0:
-                return kind, best, now
-        if weights := self.waiting["W"][rank]:
-            place = min(range(len(weights)), key=weights.__getitem__)
-            _, _, number, hop = weights[place]
-            if soon - now >= self.knobs.patience * self.task.leg_us("W", self.paths[number][hop]):
-                return "W", place, now
-        return None, -1, soon
+    def _begin(self, kind: ChunkKind, rank: int, place: int) -> None:
+        del self.waiting[kind][rank][place]
 
-    def _turn(self, kind: ChunkKind, number: int, hop: int) -> tuple[int, ...]:
-        """Of what is there the least goes first."""
-        if kind != "F" or self.knobs.turn == "lowest":
-            return number, -hop
-        first = self.paths[number][hop][1]
-        return (-first, number) if self.knobs.turn == "latest" else (number // len(self.free_at), first, number)
+    def _await(self, kind: ChunkKind, number: int, hop: int, arrival: float) -> None:
+        rank, first, _ = self.paths[number][hop]
+        turn = self._turn(number, first) if kind == "F" else (number, -hop)
+        self.waiting[kind][rank].append((turn, arrival, number, hop))
 
-    def _start(self, rank: int, kind: ChunkKind, place: int, now: float) -> None:
-        _, _, number, hop = self.waiting[kind][rank].pop(place)
-        path = self.paths[number]
-        self.lists[rank].append((kind, number, hop))
-        end = self.free_at[rank] = now + self.task.leg_us(kind, path[hop])
-        heapq.heappush(self.events, (end, rank))
-        if kind == "F":
-            self.kept[rank] += path[hop][2]
-            if hop + 1 < len(path):
-                self._arrive("F", number, hop + 1, rank, now)
-            else:
-                self._arrive("B", number, hop, rank, now)
-        elif kind == "B":
-            self._arrive("W", number, hop, rank, now)
-            if hop > 0:
-                self._arrive("B", number, hop - 1, rank, now)
-        else:
-            self.kept[rank] -= path[hop][2]
 
-    def _arrive(self, kind: ChunkKind, number: int, hop: int, source: int, now: float) -> None:
-        target = self.paths[number][hop][0]
-        arrival = self.free_at[source] + (0.0 if target == source else self.task.message_us)
-        self.waiting[kind][target].append((self._turn(kind, number, hop), arrival, number, hop))
-        if target != source:
-            heapq.heappush(self.events, (max(now, self.free_at[target]), target))
+def _legs(task: PathsTask, path: Path) -> Legs:
+    ranks, _, layers = zip(*path, strict=True)
+    spent_us = {kind: [task.leg_us(kind, leg) for leg in path] for kind in CHUNK_KINDS}
+    return Legs(ranks, layers, _kept_later(path), spent_us)
 
 
 def _kept_later(path: Path) -> list[int]:
