@@ -24,7 +24,6 @@ from unskew.collector.events import RankAttached, RunStarted
 from unskew.collector.paths import Store, StoreError
 from unskew.collector.read.reader import open_store
 from unskew.collector.service.collecting import Collector
-from unskew.collector.write.commands import controller_alive
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.commands.train import watch
@@ -277,6 +276,17 @@ def test_a_watcher_that_cannot_begin_leaves_its_place_to_the_command(tmp_path: P
     assert "the command runs all the same: [Errno 28] No space left on device" in result.stderr
 
 
+@pytest.mark.slow
+def test_a_run_that_cannot_be_summed_up_ends_as_its_command_did(tmp_path: Path) -> None:
+    """The user's job ended with an exit code of ours, which a scheduler may start it again for."""
+    manifest = str(tmp_path / "store" / "manifest.json")
+    words = f"{ONE_STEP}; import sys, time; time.sleep(1); open({manifest!r}, 'w').write('{{'); sys.exit(7)"
+    done = watched(tmp_path, sys.executable, "-c", words)
+    assert (done.returncode, done.stdout) == (7, ""), done.stderr
+    assert "is not summed up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def begun(store: Store, run: str) -> None:
     ControlStream(store, run, f"run/{run}", "controller").close()
 
@@ -286,12 +296,8 @@ def test_a_node_joins_the_run_of_its_job_whenever_it_comes(tmp_path: Path, monke
     run, lock = claim(store, "job")
     assert (run, claim(store, "job")) == ("job", ("job", None))
     assert lock is not None
-    # Both have asked before one of them holds it, and that one has begun meanwhile.
-    with monkeypatch.context() as patched:
-        patched.setattr(command, "controller_alive", lambda *_: False)
-        assert claim(store, "job") == ("job", None)
-    with monkeypatch.context() as patched:
-        patched.setattr(command, "controller_alive", lambda *of: begun(*of) or controller_alive(*of))
+    with monkeypatch.context() as patched:  # this node has asked who watches before that one held it, which begins meanwhile
+        patched.setattr(command, "controller_alive", begun)
         assert claim(store, "job") == ("job", None)
     lock.release()
     # Started again: the first node is given the next name, which the others find watched, judged already or not.

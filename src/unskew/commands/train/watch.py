@@ -209,16 +209,26 @@ def start_training(store: str | None, command: list[str], act: ActOptions, *, js
     if lock is None:
         run_alone(command, f"run {run} has its watcher, who sees these ranks too", environment(place, run, os.environ))
 
-    def watching(**hooks: Any) -> tuple[int, RunFinished | None]:
-        try:
-            return watch_command(place, run, command, act=act, **hooks)
-        except NotWatchedError as error:
-            run_alone(command, str(error))
-        except NotStartedError as error:
-            fail(str(error))
+    code: int | None = None
 
-    with lock:
-        return watch_training(place, run, watching, json=json, html=html)
+    def watching(**hooks: Any) -> tuple[int, RunFinished | None]:
+        nonlocal code
+        code, end = watch_command(place, run, command, act=act, **hooks)
+        return code, end
+
+    try:
+        with lock:
+            return watch_training(place, run, watching, json=json, html=html)
+    except NotWatchedError as error:
+        run_alone(command, str(error))
+    except NotStartedError as error:
+        fail(str(error))
+    except Exception as error:
+        if code is None:
+            raise
+        if not isinstance(error, typer.Exit):  # which has said why
+            warn([f"run {run} is not summed up: {in_words(error)}"])
+        return code
 
 
 def run_alone(command: list[str], why: str, environment: Mapping[str, str] = os.environ) -> NoReturn:
