@@ -34,7 +34,8 @@ def test_losses_are_near_to_those_of_float32(options: dict[str, object], tmp_pat
     assert run.losses == pytest.approx(exact, rel=2e-3)
     assert run.losses != pytest.approx(exact, rel=1e-6)
     assert run.losses[-1] < 0.98 * run.losses[0]
-    judged = [one for one in run.of(IterationJudged) if one.predicted_us is not None]
+    whole = [one for one in run.of(IterationJudged) if one.iteration != 9]  # that was begun twice, and may be all logged
+    judged = [one for one in whole if one.predicted_us is not None]
     assert judged
     assert all(one.predicted_us == pytest.approx(one.measured_us, rel=0.01) for one in judged)
     (saved, *_) = checkpoints(run.store, run.id)
