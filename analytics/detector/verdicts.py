@@ -22,6 +22,7 @@ WORK = {
     "optimizer": "its optimizer step",
     "other": "the rest of its step",
 }
+ALIKE = 1.5  # speeds that differ by more are not one
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
 
 
@@ -175,9 +176,11 @@ def lost_verdict(number: int, suspect: Suspect, at: int, config: str) -> Verdict
 
 
 def _pace(speed: dict[str, float], kinds: int) -> str:
-    if len(speed) == kinds and not speed.keys() & {"optimizer", "other"}:
+    """As one speed where all that it computes is about as slow, else the slowest first."""
+    alike = max(speed.values()) <= ALIKE * min(speed.values())
+    if len(speed) == kinds and alike and not speed.keys() & {"optimizer", "other"}:
         return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
-    parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in speed.items()]
+    parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in sorted(speed.items(), key=lambda one: one[1])]
     return f"runs {' and '.join(parts)} of its healthy speed"
 
 

@@ -94,6 +94,7 @@ def watch_command(
             raise NotStartedError(cannot_start(command, error)) from error
         with _SignalRelay(process):
             try:
+                watcher.started(process.pid)
                 while process.poll() is None:
                     collector.keep()
                     watcher.look()

@@ -6,6 +6,8 @@ import os
 import select
 import threading
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from unskew.analytics.loop.watched.ends import Exit
@@ -17,26 +19,40 @@ class Exits:
     def __init__(self) -> None:
         self.seen: list[Exit] = []
         self._poll = select.epoll()
-        self._processes: dict[int, tuple[int, int]] = {}
+        self._processes: dict[int, int] = {}
+        self._rank_of: dict[int, int] = {}
+        self._ended: dict[int, tuple[float | None, int | None]] = {}
+        self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="exits", daemon=True)
         self._thread.start()
 
     def watch(self, rank: int, pid: int) -> None:
-        """A process of this machine; one that is over already ended nobody knows when."""
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.seen.append(Exit(rank, None, None))
-            return
-        except OSError:
-            return
-        if _is_over(descriptor):
-            self.seen.append(Exit(rank, None, _status(pid)))
-            os.close(descriptor)
-            return
-        self._processes[descriptor] = rank, pid
-        self._poll.register(descriptor, select.EPOLLIN)
+        """A rank's process, of this machine; of one that is over already, and was not expected, nobody knows when it ended."""
+        self.expect([pid])
+        with self._lock:
+            self._rank_of[pid] = rank
+            if pid in self._ended:
+                self.seen.append(Exit(rank, *self._ended[pid]))
+
+    def expect(self, pids: Iterable[int]) -> None:
+        """Processes that may turn out to be ranks: how they end is seen from now on."""
+        for pid in pids:
+            if pid in self._ended or pid in self._processes.values():
+                continue
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._ended[pid] = None, None
+                continue
+            except OSError:
+                continue
+            if _is_over(descriptor):
+                self._ended[pid] = None, _status(pid)
+                os.close(descriptor)
+                continue
+            self._processes[descriptor] = pid
+            self._poll.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
         self._over.set()
@@ -49,8 +65,35 @@ class Exits:
         while not self._over.is_set():
             for descriptor, _ in self._poll.poll(0.2):
                 self._poll.unregister(descriptor)
-                rank, pid = self._processes[descriptor]
-                self.seen.append(Exit(rank, time.monotonic(), _status(pid)))
+                pid = self._processes[descriptor]
+                with self._lock:
+                    self._ended[pid] = time.monotonic(), _status(pid)
+                    if pid in self._rank_of:
+                        self.seen.append(Exit(self._rank_of[pid], *self._ended[pid]))
+
+
+def ranks_under(pid: int) -> list[int]:
+    """The processes that were started as ranks (`RANK` is in their environment) by a process, or by who was started by it."""
+    found = []
+    for child in _children(pid):
+        if b"\0RANK=" in b"\0" + _read(Path(f"/proc/{child}/environ")):
+            found.append(child)
+        else:
+            found += ranks_under(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in _read(task / "children").split()]
+    return []
+
+
+def _read(path: Path) -> bytes:
+    """Nothing of a process that is gone."""
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
 
 
 def _is_over(descriptor: int) -> bool:

@@ -49,7 +49,7 @@ from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
-from unskew.runtime.attach.outside.exits import Exits
+from unskew.runtime.attach.outside.exits import Exits, ranks_under
 
 SILENT_S = 60.0
 """Each rank writes twice a second."""
@@ -85,6 +85,7 @@ class JobWatcher:
         self._attached: dict[int, RankAttached] = {}
         self._detached: dict[int, RankDetached] = {}
         self._exits, self._lost = Exits(), False
+        self._started: int | None = None
         self._code: int | None = None
         self._beats: dict[int, Heartbeat] = {}
         self._flights: list[CollectiveRecorded | GroupRecorded] = []
@@ -96,8 +97,14 @@ class JobWatcher:
         self._unmeasured: dict[int, str] = {}
         self._hung: int | None = None
 
+    def started(self, pid: int) -> None:
+        """The command runs as this process."""
+        self._started = pid
+
     def look(self) -> None:
         """What is new. Who has ended is taken first: by then its last words are in the log, to be read before it is judged."""
+        if self._started is not None and not self._everybody():  # a launcher reaps who dies in its first steps in 0.1 s
+            self._exits.expect(ranks_under(self._started))
         now_s, gone = time.monotonic(), [*self._exits.seen]
         if gone:
             self._read_all()

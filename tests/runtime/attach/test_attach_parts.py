@@ -6,6 +6,7 @@ import io
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,7 +41,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach import seams
 from unskew.runtime.attach.flights import last_flights
-from unskew.runtime.attach.outside.exits import Exits
+from unskew.runtime.attach.outside.exits import Exits, ranks_under
 from unskew.runtime.attach.outside.watcher import JobWatcher
 from unskew.runtime.attach.session import JobFacts, LoopSession
 from unskew.runtime.attach.start import run_name
@@ -293,6 +294,27 @@ def test_a_rank_that_said_goodbye_while_the_log_was_read_is_not_called_dead(tmp_
         watcher.finish(1)
         watcher.close()
     assert lost == []
+
+
+def test_how_a_rank_ended_is_known_though_its_launcher_reaped_it_before_it_was_known_to_be_one() -> None:
+    """As one that dies in its first steps under torchrun, which looks ten times in a second: "its process ended" was all."""
+    rank_process = "subprocess.Popen(['sh', '-c', 'sleep 0.3; kill -9 $$'], env={'RANK': '1'})"
+    script = f"import subprocess, time; rank = {rank_process}; time.sleep(0.8); rank.wait()"
+    launcher, exits = subprocess.Popen([sys.executable, "-c", script]), Exits()
+    try:
+        until = time.monotonic() + 5.0
+        while not (ranks := ranks_under(launcher.pid)) and time.monotonic() < until:
+            time.sleep(0.01)
+        exits.expect(ranks)
+        assert launcher.wait(5) == 0
+        exits.watch(1, ranks[0])
+        ((rank, at_s, status),) = exits.seen
+        assert (rank, status) == (1, -signal.SIGKILL)
+        assert at_s is not None
+    finally:
+        launcher.kill()
+        launcher.wait()
+        exits.close()
 
 
 def test_the_end_of_a_process_has_a_time_only_where_it_was_watched_before() -> None:
