@@ -33,8 +33,9 @@ def diagnosed(tmp_path: Path, form: str, source: Path, name: str = "own") -> dic
     return dict(run)
 
 
-def named(run: dict[str, Any]) -> list[tuple[str, list[int]]]:
-    return [(verdict["cause"], [party["rank"] for party in verdict["culprits"]]) for verdict in run["verdicts"]]
+def named(run: dict[str, Any]) -> list[tuple[str, list[int | None]]]:
+    """Cause and ranks of each; None for a party that is no device."""
+    return [(verdict["cause"], [party.get("rank") for party in verdict["culprits"]]) for verdict in run["verdicts"]]
 
 
 def assert_right(run: dict[str, Any], part: Part) -> None:
