@@ -31,7 +31,7 @@ from typing import TypeVar
 import msgspec
 
 from unskew.analytics.core.division import Division
-from unskew.analytics.shards.parts import Part, Piece, ends_of, make_whole, pieces_of
+from unskew.analytics.shards.parts import WHOLE, Part, Piece, make_whole, pieces_of
 from unskew.collector.decoding import complaint
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
@@ -202,8 +202,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def weight_of(self) -> dict[int, float]:
         """Rank -> its part of its TP group's work over what an even part would be; ranks that execute alone are absent."""
-        ends = {rank: ends_of(self.role_of[rank].part) for rank in self.team_of}
-        return {rank: float((high - low) * len(self.team_of[rank])) for rank, (low, high) in ends.items()}
+        parts = {rank: self.role_of[rank].part or WHOLE for rank in self.team_of}
+        return {rank: (part.end - part.first) * len(self.team_of[rank]) / part.of for rank, part in parts.items()}
 
     def recomputes(self, rank: int, kind: str) -> bool:
         """Whether a chunk of this kind executes the forward once more there."""

@@ -110,8 +110,7 @@ class Dag(msgspec.Struct, frozen=True, dict=True):
         start: list[float] = []
         end = [0.0] * (len(self) + 1)
         nothing = [0.0] * len(self)
-        needs = self._numbered.tolist()
-        rows = [(row, nothing if lag is None else lag.tolist()) for row, lag in zip(needs, lags, strict=True)]
+        rows = [(row, nothing if lag is None else lag.tolist()) for row, lag in zip(self._number_lists, lags, strict=True)]
         for position, us in enumerate(spent.tolist()):
             begin = -inf
             for needed, lag in rows:
@@ -166,6 +165,11 @@ class Dag(msgspec.Struct, frozen=True, dict=True):
         number[self._order] = np.arange(len(self))
         number[-1] = len(self)
         return number
+
+    @cached_property
+    def _number_lists(self) -> list[list[int]]:
+        numbers: list[list[int]] = self._numbered.tolist()
+        return numbers
 
     @cached_property
     def _numbered(self) -> Ints:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
+from functools import cache, partial
 from math import inf
 
 import msgspec
@@ -91,11 +92,12 @@ def recover(plan: Plan, dead: set[int], plan_version: int) -> Plan:
     load = Counter({holder.ranks: 0 for holder in holders})
     for route in plan.routes:
         load.update({hop.ranks: hop.n_layers for hop in route.hops if dead.isdisjoint(hop.ranks)})
+    able = cache(partial(_able, holders))
     routes = []
     for route in plan.routes:
         hops: list[Hop] = []
         for hop in route.hops:
-            for leg in [hop] if dead.isdisjoint(hop.ranks) else _replacement(hop, holders, load):
+            for leg in [hop] if dead.isdisjoint(hop.ranks) else _replacement(hop, able, load):
                 _append(hops, leg)
         routes.append(Route(micro_batch=route.micro_batch, replica=route.replica, hops=tuple(hops)))
     recovered = Plan(
@@ -167,16 +169,22 @@ def _require_holders(plan: Plan, holders: Sequence[Holder], dead: set[int]) -> N
         )
 
 
-def _replacement(hop: Hop, holders: Sequence[Holder], load: Counter[tuple[int, ...]]) -> list[Hop]:
-    """The hop's layers on living holders; adds what they take on to `load`."""
+def _able(holders: Sequence[Holder], layer: int) -> list[tuple[tuple[int, ...], int]]:
+    """Who holds a layer, and the end of the range from there on that they hold."""
+    return [(holder.ranks, end) for holder in holders if (end := holder.reach(layer)) > layer]
+
+
+def _replacement(
+    hop: Hop, able: Callable[[int], Sequence[tuple[tuple[int, ...], int]]], load: Counter[tuple[int, ...]]
+) -> list[Hop]:
+    """The hop's layers on living holders, those `able` to execute each; adds what they take on to `load`."""
     legs = []
     first, end = hop.first_layer, hop.first_layer + hop.n_layers
     while first < end:
-        able = [holder for holder in holders if holder.reach(first) > first]
-        holder = min(able, key=lambda one: (load[one.ranks], -one.reach(first), one.ranks))
-        taken = min(holder.reach(first), end) - first
-        legs.append(Hop(first_layer=first, n_layers=taken, ranks=holder.ranks))
-        load[holder.ranks] += taken
+        ranks, reach = min(able(first), key=lambda one: (load[one[0]], -one[1], one[0]))
+        taken = min(reach, end) - first
+        legs.append(Hop(first_layer=first, n_layers=taken, ranks=ranks))
+        load[ranks] += taken
         first += taken
     return legs
 

@@ -12,7 +12,7 @@ Algorithm 1 of ResiHP (dp.py) looks on (`watch`) and moves work while this runs.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ Group = tuple[int, int]
 """(replica, stage)."""
 
 INFINITE = float("inf")
+_NONE: Mapping[int, list[int]] = {}
 
 
 class ReplicaSimulation:
@@ -145,17 +146,23 @@ class ReplicaSimulation:
         heapq.heappush(self._events, (self.now_us + after_us, self._n_events, ended, kind, chunk))
 
     def _start_all(self) -> None:
-        awake, self._awake = sorted(self._awake - self._busy), set()
-        for group in awake:
-            self._start(group)
+        if self._awake:
+            awake, self._awake = sorted(self._awake - self._busy), set()
+            for group in awake:
+                self._start(group)
 
     def _start(self, group: Group) -> None:
         replica, stage = group
         if self.dead[stage][replica]:
             return
-        heads = [(queue[0], home) for home, queue in self._forwards.get(group, {}).items() if queue and self._room(home, stage)]
-        if heads:
-            j, home = min(heads)
+        first: tuple[int, int] | None = None
+        in_flight, held, most = self._in_flight, self._kept, self.stages - stage
+        for home, arrived in self._forwards.get(group, _NONE).items():
+            room = arrived and in_flight[home][stage] < most and held[home][stage] < self.stages  # for one more of its own
+            if room and (first is None or (arrived[0], home) < first):
+                first = arrived[0], home
+        if first is not None:
+            j, home = first
             heapq.heappop(self._forwards[group][home])
             self._in_flight[home][stage] += 1
             self._kept[home][stage] += 1
@@ -169,10 +176,6 @@ class ReplicaSimulation:
                 self._execute(group, kind, (*heapq.heappop(queue), stage))
                 return
 
-    def _room(self, home: int, stage: int) -> bool:
-        """Whether one more micro-batch of a replica may begin a stage."""
-        return self._in_flight[home][stage] < self.stages - stage and self._kept[home][stage] < self.stages
-
     def _execute(self, group: Group, kind: int, chunk: Chunk) -> None:
         self._busy.add(group)
         self._post(self.lasts[kind][group[0]][group[1]], True, kind, chunk)
@@ -183,7 +186,7 @@ class ReplicaSimulation:
         self._busy.discard(group)
         self._awake.add(group)
         self._touched.add(stage)
-        self._ends_us[home] = max(self._ends_us[home], self.now_us)
+        self._ends_us[home] = self.now_us  # which never falls
         if kind:
             self._in_flight[home][stage] -= kind == 1
             if kind == 2 or not self.split:
