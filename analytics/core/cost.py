@@ -1,8 +1,8 @@
 """What a chunk, a message and an iteration's end cost: one cost model for predictor, detector, scheduler and sleeping device.
 
-A chunk of `n` layers takes ``n * (a + b * tokens + c * sum_sq) / speed`` microseconds, plus, where it includes the output head,
-``head * tokens / speed``; a B that recomputes takes what an F and a B take, at its speed for B. The coefficients are per kind
-of work (F, B, W), device class and TP degree, and hold for a healthy device (speed 1.0).
+A chunk of `n` layers takes ``(own + n * (a + b * tokens + c * sum_sq)) / speed`` microseconds, plus, where it includes the
+output head, ``head * tokens / speed``; a B that recomputes takes what an F and a B take, at its speed for B. The coefficients
+are per kind of work (F, B, W), device class and TP degree, and hold for a healthy device (speed 1.0).
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ def _chain(groups: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> int:
 
 
 class ChunkCost(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Coefficients of one kind of work, per layer: us, us/token, us/token^2; `head_us_per_token` for the output head."""
+    """Coefficients of one kind of work, per layer: us, us/token, us/token^2; `head_us_per_token` for the output head; `own_us`:
+    what a chunk takes by itself, however many layers it has."""
 
     layer_us: float
     token_us: float
     token2_us: float
     head_us_per_token: float = 0.0
+    own_us: float = 0.0
 
     def us(self, work: Work, n_layers: float, has_head: bool) -> float:
         """Microseconds of a chunk of `n_layers` on a healthy device."""
         per_layer = self.layer_us + self.token_us * work.tokens + self.token2_us * work.sum_sq
-        return n_layers * per_layer + (self.head_us_per_token * work.tokens if has_head else 0.0)
+        return self.own_us + n_layers * per_layer + (self.head_us_per_token * work.tokens if has_head else 0.0)
 
     def times(self, factor: float) -> ChunkCost:
         """`factor` times as much."""

@@ -76,7 +76,8 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer, `maybe_coreless_us`: by how much more at most, where they
     passed while an emulated device went on, `late_us`: for how long the rank that was late most began chunks late, as far as it
-    had had no core; `idle`: rank -> the part of its chunks' own time in which it wanted none, where that was measured."""
+    had had no core; `idle`: rank -> the part of its chunks' own time in which it wanted none, `own_us`: rank -> kind of work ->
+    what its chunks took by themselves, beside their layers, where that was measured."""
 
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
@@ -90,3 +91,4 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     maybe_coreless_us: float = 0.0
     late_us: float = 0.0
     idle: dict[int, float] = {}
+    own_us: dict[int, dict[str, float]] = {}

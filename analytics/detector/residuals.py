@@ -86,9 +86,9 @@ def predicted_us(chunks: ChunkColumns, cost: CostModel) -> Floats:
         return np.zeros(0)
 
     def terms_of(costs: Costs) -> list[tuple[float, ...]]:
-        unknown = (np.nan,) * 4
+        unknown = (np.nan,) * 5
         found = (costs.get(kind) for kind in (*chunks.kinds, "F"))
-        return [(c.layer_us, c.token_us, c.token2_us, c.head_us_per_token) if c else unknown for c in found]
+        return [(c.layer_us, c.token_us, c.token2_us, c.head_us_per_token, c.own_us) if c else unknown for c in found]
 
     class_of = np.zeros(int(chunks.rank.max()) + 1, dtype=np.int64)
     for number, ranks in enumerate(cost.classes.values(), start=1):
@@ -100,7 +100,7 @@ def predicted_us(chunks: ChunkColumns, cost: CostModel) -> Floats:
     def us(kind: Ints | int) -> Floats:
         terms = of[class_of[chunks.rank], degree, kind]
         per_layer = terms[:, 0] + terms[:, 1] * chunks.tokens + terms[:, 2] * chunks.sum_sq
-        return np.asarray(chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
+        return np.asarray(terms[:, 4] + chunks.n_layers * per_layer + chunks.head * terms[:, 3] * chunks.tokens)
 
     found = us(chunks.kind)
     return found + chunks.again * us(-1) if chunks.again.any() else found

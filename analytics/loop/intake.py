@@ -169,6 +169,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         maybe_coreless_us=maybe_us,
         late_us=_late_us(counted) if maybe_us else 0.0,
         idle=_idle(chunks, opened.marks),
+        own_us={mark.rank: own for mark in opened.marks if (own := _chunks_own_us(mark))},
     )
 
 
@@ -204,6 +205,11 @@ def _idle(chunks: list[Span], marks: list[IterationCommitted]) -> dict[int, floa
         own[span.rank] += round(_own_us(span))
     worked = {mark.rank: mark.cpu_us for mark in marks if mark.cpu_us is not None and own[mark.rank]}
     return {rank: min(max(1.0 - us / own[rank], 0.0), 1.0) for rank, us in worked.items()}
+
+
+def _chunks_own_us(mark: IterationCommitted) -> dict[str, float]:
+    own = {"F": mark.forward_own_us, "B": mark.backward_own_us}
+    return {kind: float(us) for kind, us in own.items() if us is not None}
 
 
 def _coreless_us(spans: list[Span], *, sure: bool) -> float:

@@ -289,4 +289,6 @@ def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) ->
         return spent
 
     layer_us, head_us = us(0), us(1)
-    return np.asarray((layers * layer_us + head * head_us) / speed)
+    own_us = np.array([[cost.costs_at(one)[name].own_us for name in kinds] for one in number])
+    chunk_us = own_us[place, kind] + np.where(again, own_us[place, kinds.index("F")], 0.0)
+    return np.asarray((chunk_us[:, None] + layers * layer_us + head * head_us) / speed)

@@ -42,6 +42,8 @@ TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this or
 HELD_OUT = 4  # every fourth
 COVERAGE = 0.9  # of the prediction intervals
 MOST_MESSAGES = 400  # so many tell what messages cost as well as all
+MOST_OWN = 0.5  # of the shortest chunk: more of it is not taken for what a chunk takes by itself
+_NOTHING: Mapping[str, float] = {}
 
 
 class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
@@ -98,9 +100,14 @@ class _KindFit(msgspec.Struct, frozen=True, kw_only=True):
 _Parts = Mapping[Place, Mapping[str, _KindFit]]
 
 
-def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None = None) -> Fit:
+def fit(
+    chunks: Sequence[Chunk],
+    classes: Mapping[str, tuple[int, ...]] | None = None,
+    own_us: Mapping[str, float] = _NOTHING,
+) -> Fit:
     """Fit the chunk costs of healthy devices to chunks at their speed (`at_healthy_speed`), each device class at each TP degree
-    by itself. `classes`: name -> its ranks. The reference is the place with the most chunks.
+    by itself. `classes`: name -> its ranks. The reference is the place with the most chunks. `own_us`: kind -> what a chunk was
+    measured to take beside its layers.
 
     Raises `NotIdentifiable` when no chunk has a positive time.
     """
@@ -113,7 +120,7 @@ def fit(chunks: Sequence[Chunk], classes: Mapping[str, tuple[int, ...]] | None =
         found.setdefault(model.place_of(chunk.rank, chunk.tp), {}).setdefault(chunk.kind, []).append(chunk)
     kinds = sorted({chunk.kind for chunk in usable})
     by_size = sorted(found, key=lambda place: (-sum(map(len, found[place].values())), place))
-    parts = {place: _fit_parts(found[place]) for place in by_size}
+    parts = {place: _fit_parts(found[place], own_us) for place in by_size}
     of_kind = {kind: [of[kind] for of in parts.values() if kind in of] for kind in kinds}
     ratios = {kind: np.concatenate([part.ratios for part in of]) for kind, of in of_kind.items()}
     prediction_intervals = {kind: prediction_interval(of.tolist()) for kind, of in ratios.items()}
@@ -247,15 +254,21 @@ def _words(kind: str, place: Place, *, alone: bool) -> str:
     return kind if alone else " ".join([f"{kind},", *([name] if name else []), f"at TP {tp}"])
 
 
-def _fit_parts(found: Mapping[str, Sequence[Chunk]]) -> dict[str, _KindFit]:
+def _fit_parts(found: Mapping[str, Sequence[Chunk]], own_us: Mapping[str, float]) -> dict[str, _KindFit]:
     """The kinds of one place. Of chunks with the forward once more only what they take beside it tells of their own kind."""
-    forward = _fit_part(found["F"]) if "F" in found else None
+    forward = _fit_part(found["F"], own_us.get("F", 0.0)) if "F" in found else None
     parts = {"F": forward} if forward is not None else {}
     for kind, chunks in found.items():
         own = [_without_forward(chunk, forward) for chunk in chunks]
         if kind != "F":
-            parts[kind] = _fit_part([chunk for chunk in own if chunk.us > 0] or chunks)
+            parts[kind] = _fit_part([chunk for chunk in own if chunk.us > 0] or chunks, own_us.get(kind, 0.0))
     return parts
+
+
+def median_own_us(of_ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Kind of work -> what a chunk takes by itself, of what ranks measured."""
+    kinds = {kind for own_us in of_ranks for kind in own_us}
+    return {kind: max(median(own_us[kind] for own_us in of_ranks if kind in own_us), 0.0) for kind in kinds}
 
 
 def _without_forward(chunk: Chunk, forward: _KindFit | None) -> Chunk:
@@ -265,12 +278,14 @@ def _without_forward(chunk: Chunk, forward: _KindFit | None) -> Chunk:
     return msgspec.structs.replace(chunk, us=chunk.us - forward_us, again=False)
 
 
-def _fit_part(chunks: Sequence[Chunk]) -> _KindFit:
-    data = data_of(*features_of(chunks))
+def _fit_part(chunks: Sequence[Chunk], own_us: float) -> _KindFit:
+    features, us = features_of(chunks)
+    own_us = min(own_us, MOST_OWN * float(us.min()))
+    data = data_of(features, us - own_us)
     solution = solve(data)
     return _KindFit(
         chunks=chunks,
-        cost=ChunkCost(**dict(zip(TERMS, solution.coefficients.tolist(), strict=True))),
+        cost=ChunkCost(**dict(zip(TERMS, solution.coefficients.tolist(), strict=True)), own_us=own_us),
         unidentified=tuple(name for i, name in enumerate(TERMS) if i not in solution.terms),
         left_out=solution.left_out,
         ratios=ratios_on(_held_out(chunks), data, solution),

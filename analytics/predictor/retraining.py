@@ -38,6 +38,7 @@ from unskew.analytics.predictor.fit import (
     fit,
     fit_terms,
     median_error,
+    median_own_us,
 )
 from unskew.collector.events import IterationJudged, PredictorFitted, Verdict, VerdictClosed
 
@@ -316,6 +317,8 @@ def fit_seen(
     transfers = [transfer for one in seen for transfer in one.transfers]
     collectives = [us for one in seen for us in one.released.collectives_us]
     group_steps = [step for one in seen for step in one.released.group_steps]
+    healthy = [(one, rank) for one in seen if one.committed.iteration > 0 for rank in one.released.own_us.keys() - one.speeds]
+    own_us = [one.released.own_us[rank] for one, rank in healthy]
     bucket_steps = [step for one in seen for step in one.released.bucket_steps]
 
     def makespan_us(timed: TimedIteration, cost: CostModel) -> float:
@@ -325,7 +328,7 @@ def fit_seen(
         if before is not None and _witnessed(chunks, before.model) != _witnessed(everything, before.model):
             found = before
         else:
-            found = fit(chunks, classes)
+            found = fit(chunks, classes, median_own_us(own_us))
         model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores)
         found = msgspec.structs.replace(found, model=model)
         timed = [

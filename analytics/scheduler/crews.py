@@ -44,12 +44,14 @@ class Crew(msgspec.Struct, frozen=True):
 class RankTime(msgspec.Struct, frozen=True):
     """Mean microseconds of F + B of one micro-batch on a crew at its estimated speed: per layer, and for the output head.
 
-    `least_us`: per kind of work what it takes at least, (of a layer, of the head): a group's sums left out.
+    `least_us`: per kind of work what it takes at least, (of a layer, of the head): a group's sums left out; `own_us`: of the
+    chunks by themselves.
     """
 
     layer_us: float
     head_us: float
     least_us: tuple[tuple[float, float], ...] = ()
+    own_us: float = 0.0
 
 
 KindTimes = tuple[dict[str, float], dict[str, float]]
@@ -66,6 +68,7 @@ class Crews:
         self._healthy_us: dict[tuple[str, int], KindTimes] = {}
         self._rank_us: dict[tuple[int, int], KindTimes] = {}
         self._times: dict[Crew, RankTime] = {}
+        self._summed_us: dict[int, float] = {}
         self._cut: dict[Group, Crew] = {}
 
     def cut(self, ranks: Group) -> Crew:
@@ -130,17 +133,18 @@ class Crews:
     def time_of(self, crew: Crew) -> RankTime:
         """Each kind of chunk is as long as the slowest member takes, with their sums."""
         if crew not in self._times:
-            members = [
-                (self._of_rank(rank, len(crew.ranks)), weight) for rank, weight in zip(crew.ranks, crew.weights, strict=True)
-            ]
+            times = [self._of_rank(rank, len(crew.ranks)) for rank in crew.ranks]
+            alike = {(id(of[0]), weight): (of, weight) for of, weight in zip(times, crew.weights, strict=True)}
+            members = alike.values()  # one of those that are as fast and have as much
 
             def slowest(part: int, kind: str) -> float:
-                return max(weight * of[part][kind] for of, weight in members)
+                return max([weight * of[part][kind] for of, weight in members])
 
             kinds = [*self._costs.cost.chunks]
-            layer_us, head_us = (sum(slowest(part, kind) for kind in kinds) for part in (0, 1))
+            layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
             least_us = tuple((slowest(0, kind), min(weight * of[1][kind] for of, weight in members)) for kind in kinds)
-            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us)
+            own_us = max(self._own_us(rank, len(crew.ranks)) for rank in crew.ranks)
+            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us, own_us)
         return self._times[crew]
 
     def healthy_us(self, members: int) -> float:
@@ -155,11 +159,18 @@ class Crews:
     def _of_rank(self, rank: int, members: int) -> KindTimes:
         """On one of so many members with equal parts."""
         if (rank, members) not in self._rank_us:
-            of = self._healthy(self._costs.cost.place_of(rank, members))
-            speed = {kind: speed_of(self._speeds, rank, kind) for kind in of[0]}
-            layer_us, head_us = ({kind: us / speed[kind] for kind, us in times.items()} for times in of)
+            layer_us, head_us = self._healthy(self._costs.cost.place_of(rank, members))
+            if rank in self._speeds:
+                speed = {kind: speed_of(self._speeds, rank, kind) for kind in layer_us}
+                layer_us, head_us = ({kind: us / speed[kind] for kind, us in of.items()} for of in (layer_us, head_us))
             self._rank_us[rank, members] = layer_us, head_us
         return self._rank_us[rank, members]
+
+    def _own_us(self, rank: int, members: int) -> float:
+        """What a chunk of each kind takes it by itself."""
+        cost = self._costs.cost
+        costs = cost.costs_at(cost.place_of(rank, members))
+        return sum(one.own_us / speed_of(self._speeds, rank, kind) for kind, one in costs.items())
 
     def _healthy(self, place: tuple[str, int]) -> KindTimes:
         if place not in self._healthy_us:
@@ -169,14 +180,17 @@ class Crews:
 
     def _sums_us(self, members: int) -> float:
         """What the sums of a layer take."""
-        cost = self._costs.cost
-        sums = sum(sums_in(kind, 1, first=False, last=False) for kind in cost.chunks)
-        return sums * steps_of_sum(members) * (cost.sum_us + cost.sum_token_us * float(self._costs.tokens.mean()) / members)
+        if members not in self._summed_us:
+            cost, tokens = self._costs.cost, float(self._costs.tokens.mean())
+            sums = sum(sums_in(kind, 1, first=False, last=False) for kind in cost.chunks)
+            self._summed_us[members] = sums * steps_of_sum(members) * (cost.sum_us + cost.sum_token_us * tokens / members)
+        return self._summed_us[members]
 
 
 def layer_parts(stages: Sequence[RankTime]) -> list[tuple[float, float]]:
-    """What `share_out` needs: the last stage also has the output head."""
-    return [(0.0, time.layer_us) for time in stages[:-1]] + [(stages[-1].head_us, stages[-1].layer_us)]
+    """What `share_out` needs: chunks by themselves, and the last stage also has the output head."""
+    parts = [(time.own_us, time.layer_us) for time in stages]
+    return [*parts[:-1], (stages[-1].own_us + stages[-1].head_us, stages[-1].layer_us)]
 
 
 def cut_by_times(ranks: Group, times: Sequence[float], units: int) -> Crew:

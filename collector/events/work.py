@@ -126,6 +126,7 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
     (`plan_version`, `attempt`) is the attempt that counted; `log_complete` means that every rank's chunks of the iteration had
     been handed to the kernel before its gradients were reduced. `tokens` are target tokens, `loss` is nats per target token.
     `cpu_us`: for how long its chunks worked on a core (None = not measured, or elsewhere); a slow rank may only have waited.
+    `forward_own_us`, `backward_own_us`: what a chunk took by itself, beside its layers, in the median (None = not measured).
     """
 
     iteration: int
@@ -138,6 +139,8 @@ class IterationCommitted(Telemetry, frozen=True, kw_only=True, tag="iteration_co
     wall_us: int
     log_complete: bool
     cpu_us: int | None = None
+    forward_own_us: int | None = None
+    backward_own_us: int | None = None
 
 
 class Heartbeat(Telemetry, frozen=True, kw_only=True, tag="heartbeat@1", gc=False):

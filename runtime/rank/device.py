@@ -84,9 +84,11 @@ class ChunkOf(msgspec.Struct, frozen=True, gc=False):
 
 class Device(ABC):
     """Runs chunks and has a clock. `torch_device` is where the tensors live; `emulated`: it takes the time of a profile;
-    `carries_time`: messages carry the clock."""
+    `carries_time`: messages carry the clock; `clock_ns`: for how long it has worked, where that tells layers of a chunk apart.
+    """
 
     torch_device = torch.device("cpu")
+    clock_ns: Callable[[], int] | None = None
     emulated = False
     carries_time = False
 
@@ -149,6 +151,8 @@ class _RunQueue:
 
 
 class RealDevice(Device):
+    clock_ns = staticmethod(time.thread_time_ns)
+
     def __init__(self, slow: Sequence[Fault]) -> None:
         super().__init__(slow)
         self._queue = _RunQueue()

@@ -30,6 +30,7 @@ from unskew.analytics.scheduler.kept import KeptGradients
 from unskew.analytics.shards.crossings import Crossing, crossings
 from unskew.analytics.shards.parts import size_of
 from unskew.collector.events import ChunkKind, Span
+from unskew.runtime.chunk_clock import ChunkClocks, OwnTimes
 from unskew.runtime.links import Links
 from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
@@ -58,6 +59,7 @@ class ExecutedWork(msgspec.Struct):
     """What was executed since it was last taken to the log: chunks, and messages that were waited for at the end."""
 
     chunks: list[ExecutedChunk] = msgspec.field(default_factory=list)
+    own_us: OwnTimes = msgspec.field(default_factory=dict)
     sent: list[Span] = msgspec.field(default_factory=list)
 
 
@@ -109,8 +111,8 @@ class Executor:
         self._half: set[tuple[int, int, int]] = set()  # (micro-batch, hop, layer): its B is executed, its W is not
         self._losses: dict[int, float] = {}
         self._sent: list[tuple[PendingMessage, Span]] = []
-        self._begun_us = 0
-        self._executed = executed
+        self._begun_us, self._executed = 0, executed
+        self._clocks = ChunkClocks(plan, device.clock_ns if self._team is None else None, executed.own_us)
 
     def run(self) -> None:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
@@ -159,11 +161,13 @@ class Executor:
                 y, kept = forward_keeping_inputs(y, action.first_layer, end, partial(self._layer, micro_batch, action.hop))
                 held.extend(kept)
                 return y
-            for part in reversed(self._parts_of(action, "B")):
+            self._clocks.forward(action, len(parts := self._parts_of(action, "B")))
+            for part in reversed(parts):
                 if held:  # the backward pass pauses here
                     y = y.detach().requires_grad_(True)
                 begins = y
                 for layer in range(part.first_layer, part.first_layer + part.n_layers):
+                    self._clocks.before(action, layer, y)
                     y = self._layer(micro_batch, action.hop, layer, y)
                 held.append(KeptLayers(part.first_layer, part.first_layer + part.n_layers, begins, y))
             return y
@@ -205,6 +209,7 @@ class Executor:
         key = action.micro_batch, action.hop
         due = [kept for kept in self._held[key] if kept.first >= action.first_layer]
         with self._adding(action, whole=not self._split, in_place=self._team is None):
+            self._clocks.backward(action)
             backward(due, dy, partial(self._layer, *key))
             self._sum_uncut(action)
         del self._held[key][-len(due) :]  # only now: a break in the middle of it leaves it unexecuted

@@ -230,7 +230,7 @@ class Rank:
             iteration=outcome.iteration, plan_version=outcome.plan_version, attempt=outcome.attempt, rank=self.rank_spec.rank,
             loss=outcome.loss, tokens=self.batch.target_tokens if self.batch is not None else 0, start_us=self.begun_us,
             wall_us=(self.voted_us if settled else self.device.now_us()) - self.begun_us, log_complete=outcome.log_complete,
-            cpu_us=self.recorder.cpu_us,
+            cpu_us=self.recorder.cpu_us, forward_own_us=self.recorder.own("F"), backward_own_us=self.recorder.own("B"),
         )  # fmt: skip
         self.spool.append(committed)
         self.spool.flush_soon()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.scheduler.kept import KeptGradients
-from unskew.collector.events import GradientsKept, MicroBatchPacked, Span, SpanKind, Telemetry
+from unskew.collector.events import ChunkKind, GradientsKept, MicroBatchPacked, Span, SpanKind, Telemetry
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.chunk_clock import OwnTimes
 from unskew.runtime.nvml import gpu_state
 from unskew.runtime.protocol import RankSpec
 from unskew.runtime.rank.device import Device
@@ -25,7 +27,8 @@ itself."""
 
 
 class Recorder:
-    """Spans of one rank on its device; `cpu_us`: for how long this attempt's chunks worked on a core."""
+    """Spans of one rank on its device; `cpu_us`: for how long this attempt's chunks worked on a core; `own_us`: what they took
+    beside their layers."""
 
     def __init__(self, spool: SpoolWriter, device: Device, rank_spec: RankSpec) -> None:
         self._spool, self._device, self._rank_spec = spool, device, rank_spec
@@ -33,13 +36,14 @@ class Recorder:
         self.on = True
         self._was_in_time = self._complete = True
         self.cpu_us: int | None = None
+        self.own_us: OwnTimes = {}
 
     def begin(self, plan: Plan, iteration: int, attempt: int) -> None:
         """What follows belongs to this attempt."""
         self._plan_version, self._iteration, self._attempt = plan.plan_version, iteration, attempt
         turns = self._rank_spec.options.instrument_turns
         self.on = turns == 0 or iteration // turns % 2 == 0
-        self._complete, self.cpu_us = True, None
+        self._complete, self.cpu_us, self.own_us = True, None, {}
 
     def add(self, *events: Telemetry) -> None:
         """To the log, unless it is the turn of iterations without."""
@@ -82,6 +86,7 @@ class Recorder:
         them."""
         chunks, executed.chunks = executed.chunks, []
         sent, executed.sent = executed.sent, []
+        self.own_us = executed.own_us
         if not self.on:
             return
         for done in chunks:
@@ -106,6 +111,11 @@ class Recorder:
             )
             self.add(*done.messages)
         self.add(*sent)
+
+    def own(self, kind: ChunkKind) -> int | None:
+        """What a chunk of this kind took beside its layers, in the median of those of this attempt; None = not measured."""
+        of_kind = self.own_us.get(kind)
+        return round(median(of_kind)) if of_kind else None
 
     def batch(self, plan: Plan, kept: KeptGradients, lengths: Sequence[tuple[int, ...]]) -> None:
         """The micro-batches that begin on this rank; and, from one rank, what the attempt has of earlier ones."""

@@ -294,3 +294,37 @@ def test_the_only_rank_with_the_head_is_suspected_so_chunks_keep_their_costs_and
     bent = fit_seen([sample(i, 25_000.0, 0.5) for i in range(12, 30)])
     assert bent is not None
     assert bent.model.chunks != before.model.chunks
+
+
+def test_what_a_chunk_takes_by_itself_is_no_part_of_its_layers() -> None:
+    """Before a plan gives ranks different numbers of layers, their chunks cannot tell; ranks measured it meanwhile."""
+    truth = CostModel(
+        chunks={
+            kind: ChunkCost(layer_us=200.0 * k, token_us=3.0 * k, token2_us=0.001, head_us_per_token=2.0, own_us=300.0 * k)
+            for kind, k in (("F", 1), ("B", 2))
+        }
+    )
+    plan, random = uniform_plan(n_layers=8, tp=1, pp=2, dp=1, micro_batches=4), np.random.default_rng(3)
+
+    def sample(iteration: int) -> IterationSample:
+        works = tuple(work_of([int(n) for n in random.integers(10, 100, 3)]) for _ in plan.routes)
+        chunks = tuple(
+            Chunk(rank, kind, 4, rank == 1, work, truth.chunk_us(kind, work, 4, has_head=rank == 1))
+            for work in works for rank in (0, 1) for kind in "FB"
+        )  # fmt: skip
+        committed = CommittedIteration(
+            iteration=iteration, plan_version=0, chunks=chunks, works=works, measured_us=1e5, log_complete=True
+        )
+        own_us = {0: {"B": 600.0}, 1: {"F": 300.0}} if iteration else {0: {"B": 9_000.0}, 1: {"F": 9_000.0}}
+        return IterationSample(IterationTelemetry(committed=committed, own_us=own_us), plan, {})
+
+    seen = [sample(i) for i in range(8)]
+    found = fit_seen(seen)
+    assert found is not None
+    for kind, n_layers in (("F", 1), ("B", 1), ("F", 7), ("B", 7)):
+        expected = truth.chunk_us(kind, WORKS[0], n_layers, has_head=False)
+        assert found.model.chunk_us(kind, WORKS[0], n_layers, has_head=False) == pytest.approx(expected, rel=0.01)
+    slow = [msgspec.structs.replace(one, speeds={rank: {"F": 0.5, "B": 0.5} for rank in (0, 1)}) for one in seen]
+    of_slow = fit_seen(slow)
+    assert of_slow is not None
+    assert of_slow.model.chunks["F"].own_us == 0.0
