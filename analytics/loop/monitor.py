@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log
-from statistics import median
+from statistics import fmean, median
 
 import msgspec
 
@@ -48,6 +48,9 @@ IDLE_OVER = 8
 END_OVER, LEAST_ENDS = 8, 4
 """So many iterations at most and at least, the last in which nobody was suspected, tell how their end differs from the
 fitted one."""
+
+AGAIN_OVER = 20
+"""So many tell what comes again now and then: checkpoints come every ten, and what came once may not come again."""
 
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
@@ -140,10 +143,13 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def longer_us(self) -> float:
         """By how much the end of iterations is longer of late than the fitted one: it is the machine's, and moves with what
-        else the machine does."""
+        else the machine does. Where some take longer than the median again and again, as after checkpoints, the mean does."""
         if self.fitted is None or len(self.longer) < LEAST_ENDS:
             return 0.0
-        return max(median(us for _, us in self.longer), -self.fitted.model.iteration_end_us)
+        longer_us = [us for _, us in self.longer]
+        _, least_us, *others_us, most_us, _ = sorted(longer_us)
+        again_us = fmean([least_us, least_us, *others_us, most_us, most_us]) - median(longer_us)
+        return max(median(longer_us[-END_OVER:]) + max(again_us, 0.0), -self.fitted.model.iteration_end_us)
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -198,7 +204,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if first or sample.suspicion >= self.retraining.options.suspicious_score:
             return self
         more = sample.committed.iteration, sample.committed.measured_us - predicted_us
-        return msgspec.structs.replace(self, longer=(*self.longer, more)[-END_OVER:])
+        return msgspec.structs.replace(self, longer=(*self.longer, more)[-AGAIN_OVER:])
 
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""

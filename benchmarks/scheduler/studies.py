@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from support import datasets
@@ -24,9 +25,13 @@ from unskew.edge.run_study import StudyResult, run_study
 SEEDS = 5
 
 
-def figures(_bench: Bench, seeds: int = SEEDS) -> list[Figure]:
+def figures(bench: Bench, seeds: int = SEEDS) -> Iterator[Figure]:
     """Everything of this part; the studies with `seeds` seeds."""
-    return [*_seconds(), *_worked(), *_recorded(), *_against_resihp(seeds), *_wrong_estimates(seeds)]
+    yield from _seconds()
+    yield from _worked()
+    yield from _recorded()
+    yield from _against_resihp(bench, seeds)
+    yield from _wrong_estimates(bench, seeds)
 
 
 def _seconds() -> list[Figure]:
@@ -100,21 +105,18 @@ def _recorded() -> list[Figure]:
     return found
 
 
-def _against_resihp(seeds: int) -> list[Figure]:
+def _against_resihp(bench: Bench, seeds: int) -> Iterator[Figure]:
     """Cells in which Unskew is worse than ResiHP beyond the interval, and how far it stays below the surviving capacity."""
-    found = []
     with tempfile.TemporaryDirectory(prefix="unskew-studies-") as folder:
         for name in ("resihp-table6", "resihp-fig9", "resihp-fig10"):
-            result = run_study(STUDIES[name], seeds=seeds, out=Path(folder))
+            result = run_study(STUDIES[name], seeds=seeds, out=Path(folder), on_cell=bench.counted(name))
             gains = [row for row in result.rows if row.figure.endswith("unskew - resihp") and row.ours is not None]
             worse = [row.figure for row in gains if (row.high if row.high is not None else row.ours) < 0]  # type: ignore[operator]
             note = (
                 f"{len(gains)} cells, {seeds} seeds; least gain {min(row.ours for row in gains if row.ours is not None):+.3f}"
             )
-            found.append(figure(f"{name}: cells worse than ResiHP", len(worse), "cells", bar=0, better="lower", note=note))
-            gap = _gap(result)
-            found.append(figure(f"{name}: mean gap to capacity", gap, "%", better="lower", note="Unskew"))
-    return found
+            yield figure(f"{name}: cells worse than ResiHP", len(worse), "cells", bar=0, better="lower", note=note)
+            yield figure(f"{name}: mean gap to capacity", _gap(result), "%", better="lower", note="Unskew")
 
 
 def _gap(result: StudyResult) -> float:
@@ -127,11 +129,11 @@ def _gap(result: StudyResult) -> float:
     return sum(gaps) / len(gaps)
 
 
-def _wrong_estimates(seeds: int) -> list[Figure]:
+def _wrong_estimates(bench: Bench, seeds: int) -> Iterator[Figure]:
     """What it costs when speeds, delays and costs are wrong by up to 10 % without the planner's knowing."""
     job, law = JOBS["llama2-13b"], FaultLaw(mtbf_s=7200.0, repair_s=3600.0, slow_per_100_hours=40.0)
     loss = []
-    for seed in range(seeds):
+    for seed in bench.steps("wrong estimates", range(seeds)):
         cluster_events = arrivals(job, law, hours=12.0, seed=seed)
         right, wrong = (
             simulate(
@@ -141,4 +143,4 @@ def _wrong_estimates(seeds: int) -> list[Figure]:
         )
         loss.append(100.0 * (right - wrong))
     mean = sum(loss) / len(loss)
-    return [figure("loss when beliefs are wrong by 10 %", mean, "points", better="lower", note="effective time")]
+    yield figure("loss when beliefs are wrong by 10 %", mean, "points", better="lower", note="effective time")

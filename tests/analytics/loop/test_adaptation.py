@@ -311,6 +311,24 @@ def test_plans_are_weighed_with_the_end_that_iterations_had_before_them(since: i
     assert without.effect_s - with_more.effect_s == pytest.approx(own_fault, abs=1e-3)
 
 
+def test_plans_are_weighed_with_what_comes_again_and_not_with_what_came_once() -> None:
+    """Every tenth iteration takes 30 ms longer; one iteration took a second."""
+
+    def disturbed(iterations: Telemetry) -> Telemetry:
+        for one in iterations:
+            late = {0: 30_000, 7: 1_000_000 * (one.committed.iteration == 27)}.get(one.committed.iteration % 10, 0)
+            committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
+            yield msgspec.structs.replace(one, committed=committed)
+
+    promised = []
+    for changed in (disturbed, lambda same: same):
+        loop = Loop(SITE)
+        steps = follow(loop, changed(train(slow(3, 0.5, at=32), 40)))
+        promised += [step.proposal.predicted_us for step in steps.values() if step.proposal]
+    with_more, without = promised
+    assert 2 * 30_000 / 20 < with_more - without < 4 * 30_000 / 20  # the second counts for the once, too
+
+
 def test_a_proposal_carries_what_it_was_founded_on() -> None:
     loop = Loop(SITE)
     steps = follow(loop, train(slow(3, 0.6, at=20), 40))
