@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
     `given_iteration_s`: the fault-free iteration when it is published; `measured`: what a run has measured of its own;
     otherwise costs follow from FLOPs and constants. `tp_slowdowns[k - 1]`: how many times longer a layer takes on k devices
     than on all; () = as Malleus measured it. `rank_room_bytes`: for how much of layers a device has memory, where that is
-    known; otherwise an A100's.
+    known; otherwise an A100's. `end_parameters` of embedding and head; None = as many as the vocabulary asks for.
     """
 
     name: str = ""
@@ -62,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_f
     measured: ChunkTimes | None = None
     tp_slowdowns: tuple[float, ...] = ()
     rank_room_bytes: float | None = None
+    end_parameters: tuple[float, float] | None = None
     source: str = ""
 
     @property

@@ -15,8 +15,9 @@
 7. Re-plan (`must_replan`) only when some device's rate moved by 0.3 or more, or one died or came back.
 
 Both programs go to HiGHS (scipy.optimize.milp): `share_out` (core/sharing.py) reaches the same optima by other shares, which
-are not what the paper's figures were compared with. Simplified: embedding and head cost nothing, neither time nor memory (in
-the paper's ILP 1 they take memory), no cross-node cost in step 6; the paper's weight(k) in R is 1.
+are not what the paper's figures were compared with. Embedding and head take memory at the first and the last stage and, as in
+the paper's ILP 1, no time. Simplified: no cross-node cost in step 6; the paper's weight(k) in R is 1; where there are fewer
+micro-batches than stages, for which the paper's ILP 2 has no answer, each pipeline has one at least.
 """
 
 from __future__ import annotations
@@ -221,7 +222,10 @@ def _layout(pipelines: Sequence[Sequence[Group]], layers: Sequence[Sequence[int]
 def _limits(cluster: PlannerCluster, degrees: Sequence[int]) -> list[int]:
     """The most layers that each group of a pipeline can hold, at least 0 and at most all."""
     job, stages = cluster.job, len(degrees)
-    return [int(most) for most in layer_limits(job, np.array(degrees), stages - np.arange(stages))]
+    ends_bytes = np.zeros(stages)
+    ends_bytes[0] += job.ends_bytes[0]
+    ends_bytes[-1] += job.ends_bytes[1]
+    return [int(most) for most in layer_limits(job, np.array(degrees), stages - np.arange(stages), ends_bytes)]
 
 
 def fill(

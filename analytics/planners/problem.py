@@ -32,7 +32,8 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     `backward_us` is both halves of the backward, which `schedule` (1f1b, zb-h1) splits or not. `embedding_layers`,
     `head_layers`: what the first and the last stage do beside their layers, in layers. Memory (None = without limit):
     `layer_bytes` parameters, gradients and optimiser state of a layer, `activation_bytes` of a layer and a micro-batch in
-    flight, both for the whole group and shared by its members. `given_bytes`: what a layer is given of a micro-batch, which is
+    flight, both for the whole group and shared by its members; `ends_bytes` of embedding and head, where they are no part of
+    each layer's. `given_bytes`: what a layer is given of a micro-batch, which is
     all that a stage keeps in flight that recomputes for want of room; None = none can.
     """
 
@@ -45,6 +46,7 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     message_us: float = 0.0
     iteration_end_us: float = 0.0
     layer_bytes: float = 0.0
+    ends_bytes: tuple[float, float] = (0.0, 0.0)
     activation_bytes: float = 0.0
     given_bytes: float | None = None
     capacity_bytes: float | None = None
@@ -206,11 +208,12 @@ def _paces(job: PlannerJob, layers: Sequence[int], speeds: Sequence[float]) -> t
     return found if len(set(found)) > 1 else ()
 
 
-def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int) -> Ints:
-    """The most layers that groups of these degrees can hold with so many micro-batches in flight (any shape)."""
+def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int, besides_bytes: Floats | float = 0.0) -> Ints:
+    """The most layers that groups of these degrees can hold with so many micro-batches in flight (any shape), and so much
+    besides."""
     if job.capacity_bytes is None:
         return np.full(np.shape(degrees), job.n_layers, dtype=np.int64)
-    capacity, kept_forms = job.capacity_bytes * np.asarray(degrees), [(job.activation_bytes, 0.0)]
+    capacity, kept_forms = job.capacity_bytes * np.asarray(degrees) - besides_bytes, [(job.activation_bytes, 0.0)]
     if job.given_bytes is not None:
         kept_forms.append((job.given_bytes, max(job.activation_bytes - job.given_bytes, 0.0)))
     most = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 
 from unskew.analytics.cluster.job import Job
@@ -30,6 +31,15 @@ def planned(job: Job, speeds: Speeds, *, measured: bool) -> PlannerCluster:
         nodes=(np.arange(job.devices, dtype=np.int64) // job.gpus_per_node).reshape(shape),
         efficiency=tuple(1.0 / tp_slowdown(job, k) for k in range(1, job.tp + 1)) if measured else (),
     )  # fmt: skip
+
+
+def with_ends(cluster: PlannerCluster, job: Job) -> PlannerCluster:
+    """The same where embedding and head take their memory at the first and the last stage, and no part of each layer's."""
+    ends = job.end_parameters if job.end_parameters is not None else (float(job.vocab * job.hidden),) * 2
+    embedding, head = (parameters * constant("bytes_per_parameter") for parameters in ends)
+    layer_bytes = max(cluster.job.layer_bytes - (embedding + head) / job.n_layers, 0.0)
+    changed = msgspec.structs.replace(cluster.job, layer_bytes=layer_bytes, ends_bytes=(embedding, head))
+    return msgspec.structs.replace(cluster, job=changed)
 
 
 def three_levels(job: Job, speeds: Speeds, *, measured: bool, levels: frozenset[Level] = ALL_LEVELS) -> ProgressivePlan:

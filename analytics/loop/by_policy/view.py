@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 import numpy as np
@@ -55,6 +55,7 @@ def job_of(
         name="run", tp=tp, dp=dp, pp=pp, n_layers=origin.n_layers, hidden=1, heads=max(units, 1), parameters=parameters,
         micro_batches=len(origin.routes), schedule=origin.schedule, measured=_UNMEASURED,
         tp_slowdowns=tuple(tp / k for k in range(1, tp + 1)), rank_room_bytes=room_bytes,
+        end_parameters=_ends(layer_bytes),
     )  # fmt: skip
     if cost is None or not works:
         return job
@@ -72,6 +73,13 @@ def job_of(
     )
     by_degree = [sum(map(layer_us, cost.costs_at((cost.device_class, k)).values())) for k in range(1, tp + 1)]
     return msgspec.structs.replace(job, measured=measured, tp_slowdowns=tuple(us / by_degree[-1] for us in by_degree))
+
+
+def _ends(layer_bytes: Sequence[int]) -> tuple[float, float]:
+    """The parameters of embedding and head: what the first and the last layer have more than those in the middle."""
+    middle = median(layer_bytes[1:-1] or layer_bytes)
+    first, last = (max(end - middle, 0.0) / constant("bytes_per_parameter") for end in (layer_bytes[0], layer_bytes[-1]))
+    return first, last
 
 
 def devices_of(known: RunFacts) -> tuple[float, ...]:

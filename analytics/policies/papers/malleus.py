@@ -11,7 +11,7 @@ from unskew.analytics.core.plan import PlanError
 from unskew.analytics.planners.malleus import must_replan, plan_malleus, rates
 from unskew.analytics.planners.problem import working
 from unskew.analytics.policies.base import FAIL_SLOW, ClusterView, Policy, Reaction, go_over
-from unskew.analytics.policies.planning import planned
+from unskew.analytics.policies.planning import planned, with_ends
 from unskew.analytics.policies.restart import restarted
 
 
@@ -39,7 +39,7 @@ class MalleusPolicy(Policy):
             layout = healthy(job)
         else:
             try:
-                measured = planned(job, cluster.speeds, measured=True)
+                measured = with_ends(planned(job, cluster.speeds, measured=True), job)
                 layout = working(measured, plan_malleus(measured).layout)
             except PlanError as error:
                 return restarted(cluster, str(error))

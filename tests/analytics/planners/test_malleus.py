@@ -246,6 +246,18 @@ def test_memory_is_that_of_a_group_s_devices_not_of_its_rate():
     assert [len(group) for group in plan_malleus(cluster.with_speeds(speeds)).layout.pipelines[0].groups] == [4] * 4
 
 
+def test_embedding_and_head_take_memory_at_the_ends_and_no_time():
+    """Four stages hold 16 layers at most each; with 5 and 4 layers' worth of ends the first and the last hold as many less."""
+    for ends, layers in (((0.0, 0.0), [14, 14, 14, 14]), ((5.0, 4.0), [11, 16, 16, 12]), ((0.0, 16.0), None)):
+        job = PlannerJob(n_layers=55 if ends[0] else 56, micro_batches=8, layer_bytes=1.0, capacity_bytes=16.0, ends_bytes=ends)
+        cluster = healthy_cluster(job, tp=1, pp=4, dp=1, devices_per_node=1)
+        if layers is None:
+            with pytest.raises(PlanError):
+                plan_malleus(cluster)
+        else:
+            assert plan_malleus(cluster).layout.layers.tolist() == [layers]
+
+
 def test_small_changes_do_not_replan():
     before = rates(np.array([1.0, 0.5, 0.4]))
     assert not must_replan(before, rates(np.array([0.9, 0.45, 0.4])))
