@@ -37,6 +37,7 @@ from unskew.analytics.diagnosis.trace import streams, turns
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.analytics.diagnosis.trace.replay import OperationDurations, TraceRecording, take_apart
 from unskew.analytics.pipeline.dag import Array
+from unskew.analytics.pipeline.prediction import model_for
 from unskew.collector.events import CHUNK_KINDS
 
 KIND: dict[str, str] = {"forward-compute": "F", "backward-compute": "B", **{kind: kind for kind in CHUNK_KINDS}}
@@ -127,8 +128,9 @@ def record(trace: Trace) -> TraceRecording:
 
 
 def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]], cost: CostModel, plan: Plan) -> TraceSection:
-    """A section whose chunks should take what `cost` predicts for their lengths: `works[iteration][micro-batch]`."""
-    operations = recording.graph.operations
+    """A section whose chunks should take what `cost` predicts for their lengths, `works[iteration][micro-batch]`; the predictor
+    of the run may have seen whole backward passes alone, where the plan splits them."""
+    operations, cost = recording.graph.operations, model_for(cost, plan.schedule)
     n_layers = max((sum(operation.layers) for operation in operations if operation.layers is not None), default=0)
     expected = np.full_like(recording.wall_us, np.nan)
     for i, operation in enumerate(operations):

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.traces.foreign_traces import log_of, spans_of, trace_of
 
+from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.core.workload import work_of
 from unskew.analytics.diagnosis.causes import LEAST_SHARE
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.trace.lost import time_lost
@@ -25,7 +27,7 @@ from unskew.analytics.diagnosis.trace.scenarios import (
     without_pattern,
     without_stalls,
 )
-from unskew.analytics.diagnosis.trace.section import TraceSection, infer, record, without_lengths
+from unskew.analytics.diagnosis.trace.section import TraceSection, infer, record, with_lengths, without_lengths
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Party, Span, Verdict
 
@@ -241,3 +243,13 @@ def test_time_without_a_core_has_a_cause_as_far_as_the_rank_had_none(emulated: b
     assert unreported[place] > 0.2 * extra_s  # the pipeline hides a part of it
     assert reported["no_core"] == pytest.approx(unreported[place], rel=0.2)
     assert reported.get(place, 0.0) < 0.1 * extra_s
+
+
+def test_a_plan_that_splits_backward_passes_is_explained_by_a_predictor_that_saw_them_whole() -> None:
+    """As after a death under ReCycle, which goes over from 1f1b to zb-h1."""
+    plan = uniform_plan(tp=1, pp=2, dp=1, n_layers=6, micro_batches=3, schedule="zb-h1")
+    cost = CostModel(chunks={kind: ChunkCost(layer_us=us, token_us=1.0, token2_us=0.0) for kind, us in (("F", 50), ("B", 80))})
+    works = {iteration: [work_of([40])] * 3 for iteration in range(3)}
+    section = with_lengths(record(trace_of(spans_of(plan, iterations=3))), works, cost, plan)
+    expected = {o.kind: us for o, (us, *_) in zip(section.recording.graph.operations, section.expected_us, strict=True)}
+    assert expected["B"] + expected["W"] == pytest.approx(3 * (80 + 40))
