@@ -296,5 +296,5 @@ AnyMessage = (
     | MeasureStandby | Judged | StandbyProduct | CheckpointPart | Publish | Await | Published | ZygoteExited
     | QuorumProposal | QuorumFound
 )  # fmt: skip
-AGENT_SOCKET = "agent"
-"""Name of the agent's socket in `RankSpec.agent_folder`."""
+AGENT_SOCKET, AGENT_LOCK = "agent", "lock"
+"""Names in `RankSpec.agent_folder`: the agent's socket, and the lock that it holds while it lives."""

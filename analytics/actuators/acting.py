@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from unskew.analytics.actuators.actuator import Actuator, Situation
-from unskew.analytics.actuators.balance import Balance
+from unskew.analytics.actuators.balance import LEAST_FITTED, Balance
 from unskew.analytics.actuators.replace import Replace
 from unskew.analytics.actuators.shares import Exclude, Shares
-from unskew.analytics.actuators.times import JobTimes, by_lengths, like_seen, times_of, took_us
-from unskew.analytics.core.division import Division, foreseen
+from unskew.analytics.actuators.times import JobTimes, StepLevel, by_lengths, level_of, like_seen, times_of, took_us
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.core.division import FORESEEN, Division, foreseen
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.loop.approval_queue import ApprovalQueue
@@ -28,7 +29,6 @@ from unskew.collector.events import (
     CommandRefused,
     Control,
     Event,
-    IterationJudged,
     LoaderDivided,
     Mode,
     ModeChanged,
@@ -73,8 +73,9 @@ Order = HandOver | Entering
 class ActingState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `plan` is in force, `issued` on its way to the ranks, `versions` have been given out.
     `offers`: rank -> what its loop lets be divided; `drawn`: (iteration, the global batches that are trained from it on),
-    `coming`: those behind them, as far as they are known;
-    `trial` is scored by `before`, the times when it was proposed; `slow`: the ranks that were slow then."""
+    `coming`: those behind them, as far as they are known; `trial` is scored by `before`, the times when it was proposed;
+    `slow`: the ranks that were slow then. `lately`: the last iterations under the plan in force, `cost`: by the last predictor;
+    `level`: by which steps of balanced lengths are scored; `handed`: the slow ranks that were handed on."""
 
     queue: ApprovalQueue
     plan: Plan
@@ -91,6 +92,10 @@ class ActingState(msgspec.Struct, frozen=True, kw_only=True):
     before: JobTimes | None = None
     slow: frozenset[int] = frozenset()
     kept: str = ""
+    lately: tuple[IterationTelemetry, ...] = ()
+    cost: CostModel | None = None
+    level: StepLevel | None = None
+    handed: frozenset[int] = frozenset()
 
     @property
     def division(self) -> Division | None:
@@ -128,8 +133,9 @@ def heard(state: ActingState, event: Event) -> ActingState:
 
 def committed(state: ActingState, released: IterationTelemetry, seen: AttachedState, found: Sequence[Event]) -> Outcome:
     """The next iteration was judged, and that was `found`."""
-    now = released.committed.iteration
-    state, events = _tried(state, released, found)
+    now, cost = released.committed.iteration, None if seen.monitor.fitted is None else seen.monitor.fitted.model
+    state, events = _tried(state, released)
+    state = msgspec.structs.replace(state, lately=seen.seen, cost=cost, handed=state.handed & slow_ranks(seen).keys())
     if state.trial is not None and state.slow != (slow := frozenset(slow_ranks(seen))):
         state, over = _trial_over(state, _changed(state.slow, slow), _since(found, now))
         events += over
@@ -171,7 +177,8 @@ def entered(state: ActingState, plan_version: int, iteration: int) -> tuple[Acti
     )  # fmt: skip
     trial = PlanTrial(plan=plan, old=state.plan, proposal=state.proposal, from_iteration=iteration)
     slow = state.slow.intersection(plan.ranks)
-    state = msgspec.structs.replace(state, plan=plan, issued=None, trial=trial, slow=slow, kept="")
+    level = None if state.cost is None else level_of(state.cost, state.plan, state.lately[-FORESEEN:])
+    state = msgspec.structs.replace(state, plan=plan, issued=None, trial=trial, slow=slow, kept="", level=level)
     return state, [applied]
 
 
@@ -180,9 +187,10 @@ def handed(state: ActingState, order: HandOver, problem: str, iteration: int) ->
     if problem:
         return state, [PlanFailed(plan_version=state.plan.plan_version, proposal=order.proposal, reason=problem)]
     trial = PlanTrial(plan=state.plan, old=state.plan, proposal=order.proposal, from_iteration=iteration)
-    rank = order.verdict.culprits[0].rank
-    note = Note(text=f"rank {rank} was handed to {state.hand_to}", by="controller", proposal=order.proposal)
-    return msgspec.structs.replace(state, trial=trial), [note]
+    (party,) = order.verdict.culprits
+    note = Note(text=f"rank {party.rank} was handed to {state.hand_to}", by="controller", proposal=order.proposal)
+    ranks = {rank for rank in (party.rank,) if rank is not None}
+    return msgspec.structs.replace(state, trial=trial, handed=state.handed | ranks), [note]
 
 
 def failed(state: ActingState, why: str) -> tuple[ActingState, list[Event]]:
@@ -241,18 +249,20 @@ def _propose(state: ActingState, now: Situation, proposal: Proposal) -> tuple[Ac
 
 def _situation(state: ActingState, seen: AttachedState, now: int) -> Situation | None:
     cost = None if seen.monitor.fitted is None else seen.monitor.fitted.model
-    recent = [one for one in seen.seen[-RECENT:] if one.committed.log_complete]
+    complete = [one for one in seen.seen if one.committed.log_complete]
+    recent = complete[-RECENT:]
     if cost is None or len(recent) < LEAST_SEEN:
         return None
     ranks = 1 + max(seen.plan.ranks)
     offered = len(state.offers) >= len(seen.plan.ranks) or state.plan.division is not None
     division = state.division if offered else None
-    times = times_of(recent, cost, ranks)
+    times, fitted_on = times_of(recent, cost, ranks), 0
     known = _known(state)
     if division is not None and known:
         whole = {iteration for iteration, of in known.items() if _whole(of, division) == [*of]}
-        both = [one for one in recent if one.committed.iteration in whole]
-        if not division.window and len(both) >= LEAST_SEEN:
+        both = [one for one in complete if one.committed.iteration in whole]
+        fitted_on = len(both)
+        if not division.window and fitted_on >= LEAST_FITTED:
             times = by_lengths(times, both, [known[one.committed.iteration] for one in both], division)
         elif state.times is not None:
             last = state.times
@@ -272,9 +282,11 @@ def _situation(state: ActingState, seen: AttachedState, now: int) -> Situation |
         division=division,
         times=times,
         batches=tuple(map(tuple, batches)),
+        fitted_on=fitted_on,
         slow=slow_ranks(seen),
         offer=next(iter(state.offers.values()), None) if offered else None,
         hand_to=state.hand_to,
+        handed=state.handed,
     )
 
 
@@ -342,11 +354,11 @@ def _since(found: Sequence[Event], now: int) -> int:
     return min([*ended, *begun, now])
 
 
-def _tried(state: ActingState, released: IterationTelemetry, found: Sequence[Event]) -> tuple[ActingState, list[Event]]:
+def _tried(state: ActingState, released: IterationTelemetry) -> tuple[ActingState, list[Event]]:
     """With the iteration in the trial in progress: what the plan before would have taken on these very batches.
 
     Where the samples of a window are put together anew, no batch is that of before: there an iteration counts for as much of
-    the window as was predicted of it, and the trial goes on to the end of a window, over most of those that it was predicted
+    the window as is predicted of it, and the trial goes on to the end of a window, over most of those that it was predicted
     for.
     """
     trial, times, now = state.trial, state.before, released.committed.iteration
@@ -361,12 +373,10 @@ def _tried(state: ActingState, released: IterationTelemetry, found: Sequence[Eve
     old = trial.old.division if trial.old is not None else None
     before = old or Division(samples=_first_samples(state, division))
     predicted_us, baseline_us = times.mean_us(division, known), times.mean_us(before, known)
-    of_step_us = next((one.predicted_us for one in found if isinstance(one, IterationJudged)), None)
-    measured_us = took_us(released)
-    if division.window and of_step_us:  # which includes what is usual for want of cores
-        predicted_us, baseline_us = of_step_us, of_step_us * baseline_us / predicted_us
-        measured_us = released.committed.measured_us
-    row = Row(now, predicted_us, baseline_us, measured_us)
+    if division.window and state.level is not None:
+        of_step_us = state.level.step_us(state.plan, released)
+        predicted_us, baseline_us = of_step_us, of_step_us * baseline_us / predicted_us + state.level.longer_us
+    row = Row(now, predicted_us, baseline_us, took_us(released))
     trial = msgspec.structs.replace(trial, rows=(*trial.rows, row))
     steps = len(known) // times.micro_batches
     within = division.window and (trial.n * times.micro_batches < SCORE_BATCHES or now + 1 < (last or 0) + steps)

@@ -21,16 +21,19 @@ LEAST_GAIN = 0.03
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A training that is not ours, as it is now. `offer`: what its loop lets be divided, None = nothing; `batches`: the last
-    global batches, as its loader has them; `slow`: rank -> the open verdict that names it; `division` is in force."""
+    global batches, as its loader has them, `fitted_on`: how many iterations show what their lengths cost; `slow`: rank -> the
+    open verdict that names it, `handed`: those that were handed on already; `division` is in force."""
 
     iteration: int
     plan: Plan
     division: Division
     times: JobTimes
     batches: tuple[tuple[float, ...], ...]
+    fitted_on: int = 0
     slow: dict[int, Verdict] = {}
     offer: LoaderDivided | None = None
     hand_to: str = ""
+    handed: frozenset[int] = frozenset()
 
 
 class Actuator(Protocol):

@@ -19,6 +19,8 @@ class Replace:
         if len(now.slow) != 1:
             return None, "it is for one slow rank"
         (slow,) = now.slow
+        if slow in now.handed:
+            return None, f"rank {slow} was handed on already"
         after_us = now.times.healthy(slow).steps_us(now.division, now.batches)
         verdict = msgspec.to_builtins(now.slow[slow])
         change = f"rank {slow} is handed to {now.hand_to}"

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.division import Division, grouped, split
 from unskew.analytics.core.iteration import IterationTelemetry
+from unskew.analytics.core.plan import Plan
+from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.predictor.fit import expected_us
 
 Batches = Sequence[Sequence[float]]
@@ -99,6 +101,25 @@ def times_of(seen: Sequence[IterationTelemetry], cost: CostModel, ranks: int, *,
         micro_batches=max(round(median(counts) / len(present)), 1),
         padded=padded,
     )
+
+
+class StepLevel(msgspec.Struct, frozen=True):
+    """A predictor as it was when a plan came into force, and by how much iterations before that took longer, in the mean: steps
+    are held up now and then under either plan. All without what was waited for want of cores (`took_us`)."""
+
+    cost: CostModel
+    longer_us: float
+
+    def step_us(self, plan: Plan, one: IterationTelemetry) -> float:
+        """Of an iteration, by what its ranks were given."""
+        return predict_iteration(plan, one.committed.works, self.cost, {}).iteration_us
+
+
+def level_of(cost: CostModel, plan: Plan, seen: Sequence[IterationTelemetry]) -> StepLevel:
+    """By the iterations that were `seen` under `plan`."""
+    level = StepLevel(cost, 0.0)
+    longer = [took_us(one) - level.step_us(plan, one) for one in seen if one.committed.log_complete]
+    return StepLevel(cost, fmean(longer)) if longer else level
 
 
 def took_us(one: IterationTelemetry) -> float:

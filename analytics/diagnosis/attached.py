@@ -13,7 +13,8 @@ from unskew.collector.events import DeviceLost, Verdict, VerdictClosed
 def follow_attached(log: RunLog) -> FailSlowResult:
     """Its iterations again, one by one, with what befell its ranks where it did."""
     control = [loss_of(log, event) if isinstance(event, DeviceLost) else event for event in log.control]
-    rehearsal = WatchedRehearsal(control, log.released, log.plans, options_for(log.device_kind))
+    options = options_for(log.device_kind)
+    rehearsal = WatchedRehearsal(control, log.released, log.plans, options, can_be_probed=log.can_be_probed)
     seen, state = followed(rehearsal), rehearsal.state
     verdicts = settled(event for event in rehearsal.made if isinstance(event, Verdict | VerdictClosed))
     monitor = state.monitor

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
 import numpy as np
 
+from unskew.analytics.detector.next_steps import NEXT_STEP
 from unskew.analytics.diagnosis.ranks.heaviest import heaviest
 from unskew.analytics.diagnosis.ranks.replicas import NEXT_STEP as NEXT_STEP_OF_REPLICA
 from unskew.analytics.diagnosis.trace.lost import LostTime
@@ -24,26 +24,6 @@ LEAST_SHARE = 0.05
 LEAST_OF_COSTLIEST = 0.5
 LEAST_CORRELATION = 0.9
 OR_OFTEN_LONGER = "it is slow now and then, or its documents are longer; which of the two, the log does not show"
-
-NEXT_STEP: dict[str, str] = {
-    "slow_device": "measure the device by itself beside others of its kind; drain it when it comes again",
-    "slow_link": "test the link pairwise, then cable, port and switch; keep gradient rings off it until then",
-    "dead": "nothing at once: the survivors took over; replace the device before the next failure",
-    "hung": "read the stacks of the culprit and its last collective; restart it when it does not come back",
-    "long_sequences": "balance micro-batches over replicas by the sum of squared lengths, not by tokens",
-    "stage_imbalance": "move layers away from the costly stage (its head or embedding counts as layers)",
-    "input_bound": "more loader workers or a longer prefetch; look at the storage of the ranks that waited",
-    "gc_pause": "collect on all ranks at the same iterations (gc.disable, then gc.collect every few hundred)",
-    "unknown": "record chunk times (forward and backward per micro-batch) or probe the devices: iteration times name nobody",
-}
-PROBE = "run `unskew probe` on the device, or give it less; drain it when it comes again"
-"""What to do about a slow device while the run goes on."""
-
-
-def with_next_step(verdict: Verdict, *, can_be_probed: bool) -> Verdict:
-    """The verdict with what to do about it, where it does not say so itself: only what can be done."""
-    step = PROBE if verdict.cause == "slow_device" and can_be_probed else NEXT_STEP[verdict.cause]
-    return msgspec.structs.replace(verdict, evidence={"next_step": step, **verdict.evidence})
 
 
 def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, config: str) -> list[Verdict]:

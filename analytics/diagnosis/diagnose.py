@@ -25,10 +25,11 @@ from unskew.analytics.core.outcome import LEAST_STATED_SHARE, Findings, Outcome,
 from unskew.analytics.core.outcome import seen as would_have_seen
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.job_wide import JobWideOptions
+from unskew.analytics.detector.next_steps import with_next_step
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
-from unskew.analytics.diagnosis.causes import LEAST_SHARE, clears_all, faults, named, with_next_step
+from unskew.analytics.diagnosis.causes import LEAST_SHARE, clears_all, faults, named
 from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
 from unskew.analytics.diagnosis.failslow import loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
@@ -150,7 +151,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         run_id=log.run,
         observability=seen,
         iterations=log.iterations.height,
-        verdicts=tuple(with_next_step(verdict, can_be_probed=log.can_be_probed) for verdict in verdicts),
+        verdicts=tuple(with_next_step(one, can_be_probed=log.can_be_probed, watched=log.attached) for one in verdicts),
         time_lost_s=lost_s,
         abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *_lacks(log), *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,

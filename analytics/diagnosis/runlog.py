@@ -10,6 +10,7 @@ import polars as pl
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
+from unskew.analytics.detector.next_steps import answers_probes
 from unskew.analytics.diagnosis.sample import Sample
 from unskew.analytics.diagnosis.trace.model import Trace
 from unskew.collector.events import CollectiveRecorded, Control, DeviceJoined, DeviceKind, DeviceLost, GroupRecorded, Regrouped
@@ -76,8 +77,8 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def can_be_probed(self) -> bool:
         """Whether `unskew probe` is answered: the run goes on, and is not a training of others on GPUs or of one rank."""
-        refused = self.attached and (self.device_kind in {"gpus", "shared_gpus"} or self.ranks < 2)
-        return self.end == "running" and not self.imported and not refused
+        answered = not self.attached or answers_probes(self.device_kind, self.ranks)
+        return self.end == "running" and not self.imported and answered
 
     @property
     def times_messages(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.next_steps import answers_probes
 from unskew.analytics.detector.options import DetectorOptions, options_for
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.adaptation import Adaptation
@@ -31,11 +32,14 @@ class WatchedRehearsal(Rehearsal):
         iterations: Sequence[IterationTelemetry],
         plans: Mapping[int, Plan],
         options: DetectorOptions,
+        *,
+        can_be_probed: bool,
     ) -> None:
         super().__init__(control, iterations)
         blind = (event for event in control if isinstance(event, DetectionLimit) and event.at_iteration == 0)
         self._plans, self._dead, self._hung = plans, set[int](), set[int]()
-        self.state, first = rules.begin(plans[0], next((event.why for event in blind), ""), options)
+        why_not = next((event.why for event in blind), "")
+        self.state, first = rules.begin(plans[0], why_not, options, can_be_probed=can_be_probed)
         self.made += first
 
     @property
@@ -96,7 +100,9 @@ def rehearsal_of(recorded: RecordedRun) -> Rehearsal:
     iterations, plans = judged_iterations(recorded), recorded.plans
     if not iterations or 0 not in plans:
         raise ReplayError(f"run {recorded.run} cannot be replayed: no iteration of all its ranks was committed")
-    return WatchedRehearsal([noted.event for noted in recorded.control], iterations, plans, options_of(recorded))
+    control = [noted.event for noted in recorded.control]
+    probes = recorded.started is not None and answers_probes(recorded.started.device_kind, len(plans[0].ranks))
+    return WatchedRehearsal(control, iterations, plans, options_of(recorded), can_be_probed=probes)
 
 
 def options_of(recorded: RecordedRun) -> DetectorOptions:

@@ -68,7 +68,7 @@ def describe(old: Plan, new: Plan) -> str:
     if new.division is not None:
         parts += _divided(old.division, new.division)
     before_counts, after_counts = _homes(old), _homes(new)
-    for replica in sorted(before_counts.keys() | after_counts.keys()):
+    for replica in sorted(before_counts.keys() | after_counts.keys()) if new.division is None else ():
         if before_counts[replica] != after_counts[replica]:
             parts.append(f"replica {replica}: {before_counts[replica]} -> {after_counts[replica]} micro-batches")
     before_guests, after_guests = _guests(old), _guests(new)
@@ -84,7 +84,7 @@ def _divided(old: Division | None, new: Division) -> list[str]:
     parts = [
         f"rank {rank}: {f'{before[rank]} -> ' if before else ''}{count} samples"
         for rank, count in enumerate(new.samples)
-        if not before or before[rank] != count
+        if not before or (before[rank] != count and count)
     ]
     if (0 if old is None else old.window) != new.window:
         parts.append(f"lengths balanced over {new.window} global batches" if new.window else "lengths balanced no more")

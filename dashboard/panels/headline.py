@@ -95,6 +95,8 @@ def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
         notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
     if answer is not None:
         facts.append((f"answered by plan {answer}", "info"))
+    elif step := verdict.evidence.get("next_step"):
+        notes.append(f"Next: {step}.")
     settled = answer is not None and state.waiting is None
     tone: Tone = "info" if settled else _tone(verdict)
     return Headline(tone, sentence(verdict), tuple(facts), (*notes, *_verdict_notes(state, but=judged)))

@@ -57,7 +57,7 @@ def _loss(loss: float | None, recent: pl.DataFrame) -> None:
 
 
 def _rate(latest: IterationRow) -> None:
-    if latest.tokens is None or not latest.measured_us:
+    if not latest.tokens or not latest.measured_us:  # a loop of ours always has some
         _tile("Tokens per second", "–", "not measured")
     else:
         rate = latest.tokens * 1e6 / latest.measured_us

@@ -10,7 +10,7 @@ from unskew.dashboard import data
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.theme import ACCENT, GRID_LINE, QUIET, SLOW, card, empty, escape, title
 from unskew.dashboard.window import Window
-from unskew.dashboard.wording import duration
+from unskew.dashboard.wording import duration, parties
 
 LOSERS: dict[Level, str] = {
     "device": "slow devices themselves",
@@ -36,7 +36,10 @@ def show(snapshot: Snapshot, window: Window) -> None:
         against = "the prediction" if found.predicted else "the fastest device"
         title("Skew", f"device-time lost in a mean iteration of the window, against {against}")
         if found.amplification is None:
-            empty(f"Slow devices lose less than {100 * LEAST_LOSS:.0f} % of the chunk time, too little to follow further.")
+            slow = [one.verdict for one in snapshot.state.open_verdicts if one.verdict.cause == "slow_device"]
+            known = f" It was fitted while {parties(slow[0].culprits)} was slow already." if found.predicted and slow else ""
+            lost = f"slow devices lose less than {100 * LEAST_LOSS:.0f} % of the chunk time, too little to follow further."
+            empty(f"Against {against} {lost}{known}")
             return
         st.html(f'<div class="u-text"><p>{escape(sentence(found))}</p></div>')
         st.plotly_chart(figure(found), key="skew", config={"displayModeBar": False})

@@ -317,8 +317,8 @@ class LoopSession:
             self._report()
             refused = refused + 1 if spool.problem else 0
             if refused == REFUSED_BEATS and os.environ.get("LOCAL_RANK", "0") == "0":  # one of a machine says it
-                sentence = f"unskew: {self.store.root} takes no lines now, what does not fit is dropped, training goes on"
-                print(f"{sentence}: {spool.problem}", file=sys.stderr)
+                sentence = "takes no lines now, what does not fit is dropped, training goes on"
+                print(f"unskew: {str(self.store.root)!r} {sentence}: {spool.problem}", file=sys.stderr)
             if (asked := read_probe(self.store, self.run)) > probed:
                 probed, timeline.probe_due = asked, True
             if not written and still_s >= max(LEAST_STILL_S, STILL_FACTOR * longest_s):

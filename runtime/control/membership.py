@@ -20,11 +20,13 @@ import msgspec
 from unskew.analytics.health.liveness import RankLiveness
 from unskew.analytics.loop.controller_state import Issue
 from unskew.collector.events import PlanApplied, Regrouped
+from unskew.collector.locks import is_held
 from unskew.collector.rights import make_folder, open_file
 from unskew.runtime.channel import MOST_BYTES, Channel, readable
 from unskew.runtime.node.processes import how_it_ended
 from unskew.runtime.options import OptionsError
 from unskew.runtime.protocol import (
+    AGENT_LOCK,
     AGENT_SOCKET,
     AnyMessage,
     FaultAnnounced,
@@ -45,6 +47,7 @@ _ACCEPT_S = 0.2
 _HELLO_S = 2.0
 _STOP_S = 5.0
 _REAP_S = 0.5
+_SOCKETS, _LEFT_S = "unskew-agent-", 10.0
 _LONGEST_FOLDER = 90
 """Bytes; the address of a socket in it may have 107."""
 
@@ -54,12 +57,18 @@ class AgentLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
 
 
 def socket_folder() -> Path:
-    """A folder for the agent's sockets, its user's alone: in the system's temporary one, unless its name is too long."""
-    folder = Path(tempfile.mkdtemp(prefix="unskew-agent-"))
-    if len(os.fsencode(folder)) <= _LONGEST_FOLDER:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="unskew-agent-", dir="/tmp"))
+    """A folder for the agent's sockets, its user's alone: in the system's temporary one, unless its name is too long. What
+    killed agents have left there is removed."""
+    folder = Path(tempfile.mkdtemp(prefix=_SOCKETS))
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix=_SOCKETS, dir="/tmp"))
+    for other in folder.parent.glob(f"{_SOCKETS}*"):
+        with suppress(OSError):
+            lock = other / AGENT_LOCK
+            if other.stat().st_uid == os.geteuid() and time.time() - lock.stat().st_mtime > _LEFT_S and not is_held(lock):
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def start_agent(arguments: Sequence[str], environment: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -19,6 +19,7 @@ from math import inf
 from pathlib import Path
 
 from unskew.collector.events import Fault, Heartbeat, HostClock, Note
+from unskew.collector.locks import hold
 from unskew.collector.paths import Store
 from unskew.collector.process_log import report
 from unskew.collector.service.process import KeptCollector
@@ -32,6 +33,7 @@ from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
 from unskew.runtime.node.waiting import announce
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (
+    AGENT_LOCK,
     AGENT_SOCKET,
     AnyMessage,
     Await,
@@ -339,7 +341,10 @@ def main() -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     channel = Channel(sock)
     channel.send(Hello(secret=os.environ.pop("UNSKEW_SECRET"), node=node, at_us=time.time_ns() // 1000))
+    lock = hold(Path(folder) / AGENT_LOCK)  # as long as it lives the folder is nobody's to remove
     Agent(channel, node, Path(folder)).serve()
+    if lock is not None:
+        lock.release()
 
 
 if __name__ == "__main__":

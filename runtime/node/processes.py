@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KINDS_LIVED = 7  # user, nice, system, idle, iowait, irq, softirq; then comes steal
 _FLAGS, _IS_ENDING = 6, 0x4
-_LAST_CORE = 36
+_BEGAN, _LAST_CORE, _EXIT = 19, 36, 49
 
 
 def die_with_parent() -> None:
@@ -99,6 +99,18 @@ def process_state(pid: int) -> str | None:
     if fields and int(fields[_FLAGS]) & _IS_ENDING:
         return ENDING
     return fields[0] if fields else None
+
+
+def began_at(pid: int) -> int | None:
+    """When a process began (ticks): with its number, which is used again, it says which one it is. None when there is none."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return int(fields[_BEGAN]) if fields else None
+
+
+def exit_status(pid: int) -> int | None:
+    """The wait status of a process that has ended and was not reaped yet, None when there is none."""
+    fields = _stat(f"/proc/{pid}/stat")
+    return int(fields[_EXIT]) if fields else None
 
 
 def _stat(path: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -145,6 +146,17 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
     assert printed[1] == "run: r1 on 4 ranks, mode approve, device sleep"
     assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
     assert printed[-1] == "1 of 10 done  iteration 0: loss 2.0000  2,000 tokens/s"
+
+
+def test_what_to_do_about_a_verdict_stands_below_it(capsys) -> None:
+    verdict = ev.Verdict(verdict=1, cause="hung", culprits=(), victims=(), since_iteration=1, at_iteration=1, confidence=1.0,
+                         sentence="rank 1 hangs", evidence={"next_step": "read its stack"}, config="")  # fmt: skip
+    with Screen(Console(width=40), []) as screen:
+        screen.feed(entry(verdict))
+    assert capsys.readouterr().out.splitlines()[-2:] == ["verdict: rank 1 hangs", "    next: read its stack"]
+    drawn = Console(width=80, record=True, file=io.StringIO())
+    drawn.print(render(after(STARTED, verdict), [], 80, 30))
+    assert "next: read its stack" in drawn.export_text()
 
 
 def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:

@@ -277,6 +277,28 @@ def test_a_watcher_that_cannot_begin_leaves_its_place_to_the_command(tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_training_of_which_the_disk_took_nothing_is_not_said_to_be_none(tmp_path: Path) -> None:
+    """With no file larger than nothing, as on a disk that is full from the start."""
+    words = f"{ONE_STEP}; import sys; sys.exit(7)"
+    unskew = f"ulimit -f 0; exec {sys.executable} -m unskew watch --store {tmp_path / 'store'}"
+    full = ["sh", "-c", f'{unskew} -- "$@"', "sh", sys.executable, "-c", words]
+    done = subprocess.run(full, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 7, done.stderr
+    assert f"nothing of it could be written to {tmp_path / 'store'}: File too large" in done.stderr
+    assert "no training was seen" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_command_runs_where_a_package_that_watching_needs_is_missing(tmp_path: Path) -> None:
+    words = "import sys; sys.modules['duckdb'] = None; from unskew.__main__ import main; main()"
+    command = [sys.executable, "-c", "import sys; print('trained'); sys.exit(7)"]
+    unskew = [sys.executable, "-c", words, "watch", "--store", str(tmp_path / "store"), "--", *command]
+    done = subprocess.run(unskew, capture_output=True, text=True, check=False, timeout=100)
+    assert (done.returncode, done.stdout) == (7, "trained\n"), done.stderr
+    assert "the command runs all the same: duckdb is not installed: pip install 'unskew[platform]'" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_run_that_cannot_be_summed_up_ends_as_its_command_did(tmp_path: Path) -> None:
     """The user's job ended with an exit code of ours, which a scheduler may start it again for."""
     manifest = str(tmp_path / "store" / "manifest.json")

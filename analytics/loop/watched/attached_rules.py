@@ -22,13 +22,14 @@ import msgspec
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.next_steps import with_next_step
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.workers import level_of_few
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.detection_limit import LimitState
 from unskew.analytics.loop.monitor import Monitor
 from unskew.analytics.loop.watched.side_by_side import FEW, LOOKED_AT, at_a_glance, compare, took_longer, window_of
-from unskew.analytics.loop.watched.sizing import costs_more, sized_anew
+from unskew.analytics.loop.watched.sizing import costs_more, sized_anew, without_named
 from unskew.analytics.predictor.retraining import IterationSample, Retraining
 from unskew.collector.events import (
     CHUNK_KINDS,
@@ -74,7 +75,7 @@ class OpenVerdict(msgspec.Struct, frozen=True):
 class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `compared`: (rank or None, cause) -> the open verdict of a comparison; `held_back`: number
     -> a verdict that waits for better evidence, `stated`: the numbers of those that do not; `beside`: what the last comparison,
-    at iteration `compared_at`, would have seen, None = nobody is beside."""
+    at iteration `compared_at`, would have seen, None = nobody is beside; `can_be_probed`: its ranks answer `unskew probe`."""
 
     monitor: Monitor
     plan: Plan
@@ -86,6 +87,7 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     beside: Sight | None = NOT_COMPARED
     compared_at: int = -COMPARE_AGAIN
     limit: LimitState = LimitState()
+    can_be_probed: bool = False
 
     @property
     def sights(self) -> tuple[Sight, ...]:
@@ -98,14 +100,16 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
         return (*([self.beside] if self.beside else of_device), *_brief(self), *crowded, of_job)
 
 
-def begin(plan: Plan, why_not: str, options: DetectorOptions) -> tuple[AttachedState, tuple[Event, ...]]:
+def begin(
+    plan: Plan, why_not: str, options: DetectorOptions, *, can_be_probed: bool = False
+) -> tuple[AttachedState, tuple[Event, ...]]:
     """The plan is known."""
     stages: dict[int, list[int]] = {}
     for role in plan.roles:
         stages.setdefault(role.stage, []).append(role.rank)
     classes = {"" if len(stages) == 1 else f"stage {stage}": tuple(of) for stage, of in stages.items()}
     monitor = Monitor(options=options, retraining=Retraining(classes=classes), side_by_side=True)
-    state = AttachedState(monitor=monitor, plan=plan, why_not=why_not)
+    state = AttachedState(monitor=monitor, plan=plan, why_not=why_not, can_be_probed=can_be_probed)
     if not why_not:
         return state, ()
     limit = DetectionLimit(at_iteration=0, smallest_slowdown=None, why=why_not)
@@ -132,10 +136,13 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
     if _to_be_compared(state, one.iteration):
         state, found = _compared(state, one.iteration)
         events += found
-    limit, limits = state.limit.judged(state.sights, one.iteration, monitor.unexplained)
+    named = [open_.verdict for open_ in state.compared.values() if open_.verdict.verdict in state.stated]
+    unexplained = without_named(state.monitor.unexplained, named, one.iteration)
+    limit, limits = state.limit.judged(state.sights, one.iteration, unexplained)
     events += limits
     state = msgspec.structs.replace(state, limit=limit)
-    return _held_back(state, events, going_on)
+    state, stated = _held_back(state, events, going_on)
+    return state, _in_words(state, stated)
 
 
 def applied(state: AttachedState, plan: Plan, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
@@ -356,7 +363,15 @@ def _sized_anew(state: AttachedState, open_: Verdict, found: Verdict) -> Verdict
 def lost(state: AttachedState, suspect: Suspect, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:
     """A rank is dead or hangs."""
     monitor, verdicts = state.monitor.lost(suspect, iteration)
-    return msgspec.structs.replace(state, monitor=monitor), tuple(verdicts)
+    return msgspec.structs.replace(state, monitor=monitor), _in_words(state, verdicts)
+
+
+def _in_words(state: AttachedState, events: Sequence[Event]) -> tuple[Event, ...]:
+    """Each verdict with what to do about it."""
+    return tuple(
+        with_next_step(one, can_be_probed=state.can_be_probed, watched=True) if isinstance(one, Verdict) else one
+        for one in events
+    )
 
 
 def usual_s(seen: Sequence[IterationTelemetry]) -> float | None:

@@ -11,11 +11,13 @@ the others', five times more than is stated: the same verdict, at 0.05, since th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import log
 
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.outcome import UnexplainedTime
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import Floats
 from unskew.analytics.detector.series.levels import one_change
@@ -61,6 +63,15 @@ def costs_more(open_: Verdict, found: Verdict) -> Verdict | None:
     """What is no work of a device, as it is `found` now; None where it does not cost `WORSE` times what was stated."""
     stated, now = (float(one.evidence["share_of_time"]) for one in (open_, found))
     return msgspec.structs.replace(found, verdict=open_.verdict) if now >= WORSE * stated else None
+
+
+def without_named(found: UnexplainedTime, named: Iterable[Verdict], iteration: int) -> UnexplainedTime:
+    """The time that no cause explains, less what slow ranks cost that comparisons have named: a predictor that was fitted
+    on one that was slow from its first step on does not know that as a cause."""
+    shares = (float(one.evidence["share_of_time"]) * (1 - one.since_iteration / (iteration + 1)) for one in named)
+    left = max(found.of_measured - sum(shares), 0.0)
+    of_lost = None if found.of_lost is None else found.of_lost * left / max(found.of_measured, left, 1e-9)
+    return msgspec.structs.replace(found, of_measured=left, of_lost=of_lost)
 
 
 def _changed_at(over: Floats, stated: float) -> int:

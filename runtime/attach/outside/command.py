@@ -88,11 +88,12 @@ def watch_command(
             end, collector = None, KeptCollector(store)
         except Exception as error:
             raise NotWatchedError(in_words(error)) from error
-        try:
-            process = subprocess.Popen(command, env=environment(store, run, os.environ))
-        except OSError as error:
-            raise NotStartedError(cannot_start(command, error)) from error
-        with _SignalRelay(process):
+        with _SignalRelay() as relay:
+            try:
+                process = subprocess.Popen(command, env=environment(store, run, os.environ))
+            except OSError as error:
+                raise NotStartedError(cannot_start(command, error)) from error
+            relay.to(process)
             try:
                 watcher.started(process.pid)
                 while process.poll() is None:
@@ -104,7 +105,8 @@ def watch_command(
                 end = watcher.finish(_code_of(process))
                 on_tick()
             except Exception as error:  # a full disk, a fault of our own: that is ours, and costs the training nothing
-                on_problem(in_words(error))
+                with suppress(Exception):  # a closed terminal
+                    on_problem(in_words(error))
                 process.wait()
     return _code_of(process), end
 
@@ -159,7 +161,7 @@ def _watcher(
     try:
         yield watcher
     finally:
-        with suppress(OSError, StoreError):
+        with suppress(Exception):  # whatever it is, the command's own end counts
             watcher.close()
 
 
@@ -171,6 +173,8 @@ def in_words(error: Exception) -> str:
     """What went wrong; of what nobody foresaw also where."""
     if isinstance(error, (OSError, StoreError)):
         return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error.name} is not installed: pip install 'unskew[platform]'"
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"an error of Unskew's own, {type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno})"
 
@@ -180,21 +184,33 @@ def _code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 class _SignalRelay:
-    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on. Neither ends the watching."""
+    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on, also one that comes while it is
+    started. Neither ends the watching."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early = 0
+
+    def to(self, process: subprocess.Popen[bytes]) -> None:
+        """From now on; what has come before goes there too."""
         self._process = process
+        if self._early:
+            self._pass_on(self._early, None)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _SignalRelay:
         self._before = {
             signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
         }
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+        if self._process is None:
+            self._early = number
+            return
         with suppress(ProcessLookupError):
             self._process.send_signal(number)

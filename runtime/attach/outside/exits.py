@@ -9,8 +9,18 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from unskew.analytics.loop.watched.ends import Exit
+from unskew.runtime.node.processes import began_at, exit_status
+
+
+class Process(NamedTuple):
+    """Its number, which is used again after its end, and when it began (ticks), which tells it from those; None = it was gone
+    when it was first looked at."""
+
+    pid: int
+    began: int | None
 
 
 class Exits:
@@ -19,9 +29,10 @@ class Exits:
     def __init__(self) -> None:
         self.seen: list[Exit] = []
         self._poll = select.epoll()
-        self._processes: dict[int, int] = {}
-        self._rank_of: dict[int, int] = {}
-        self._ended: dict[int, tuple[float | None, int | None]] = {}
+        self._last: dict[int, Process] = {}
+        self._processes: dict[int, Process] = {}
+        self._rank_of: dict[Process, int] = {}
+        self._ended: dict[Process, tuple[float | None, int | None]] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="exits", daemon=True)
@@ -30,28 +41,33 @@ class Exits:
     def watch(self, rank: int, pid: int) -> None:
         """A rank's process, of this machine; of one that is over already, and was not expected, nobody knows when it ended."""
         self.expect([pid])
+        if (process := self._last.get(pid)) is None:
+            return
         with self._lock:
-            self._rank_of[pid] = rank
-            if pid in self._ended:
-                self.seen.append(Exit(rank, *self._ended[pid]))
+            self._rank_of[process] = rank
+            if process in self._ended:
+                self.seen.append(Exit(rank, *self._ended[process]))
 
     def expect(self, pids: Iterable[int]) -> None:
         """Processes that may turn out to be ranks: how they end is seen from now on."""
         for pid in pids:
-            if pid in self._ended or pid in self._processes.values():
+            process = Process(pid, began_at(pid))
+            if (last := self._last.get(pid)) is not None and process.began in (None, last.began):
                 continue
             try:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
-                self._ended[pid] = None, None
+                self._last[pid] = process
+                self._ended[process] = None, None
                 continue
             except OSError:
                 continue
+            self._last[pid] = process
             if _is_over(descriptor):
-                self._ended[pid] = None, _status(pid)
+                self._ended[process] = None, _status(process)
                 os.close(descriptor)
                 continue
-            self._processes[descriptor] = pid
+            self._processes[descriptor] = process
             self._poll.register(descriptor, select.EPOLLIN)
 
     def close(self) -> None:
@@ -65,11 +81,11 @@ class Exits:
         while not self._over.is_set():
             for descriptor, _ in self._poll.poll(0.2):
                 self._poll.unregister(descriptor)
-                pid = self._processes[descriptor]
+                process = self._processes[descriptor]
                 with self._lock:
-                    self._ended[pid] = time.monotonic(), _status(pid)
-                    if pid in self._rank_of:
-                        self.seen.append(Exit(self._rank_of[pid], *self._ended[pid]))
+                    self._ended[process] = time.monotonic(), _status(process)
+                    if process in self._rank_of:
+                        self.seen.append(Exit(self._rank_of[process], *self._ended[process]))
 
 
 def ranks_under(pid: int) -> list[int]:
@@ -103,9 +119,7 @@ def _is_over(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _status(pid: int) -> int | None:
-    """Of a process that has ended and was not reaped yet: the last field of its line in /proc."""
-    try:
-        return os.waitstatus_to_exitcode(int(Path(f"/proc/{pid}/stat").read_text().rsplit(" ", 1)[1]))
-    except (OSError, ValueError):
-        return None
+def _status(process: Process) -> int | None:
+    """Of one that has ended and was not reaped yet."""
+    ended = exit_status(process.pid) if began_at(process.pid) == process.began else None
+    return None if ended is None else os.waitstatus_to_exitcode(ended)

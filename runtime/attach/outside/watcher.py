@@ -14,6 +14,7 @@ from importlib.metadata import version
 from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector.next_steps import answers_probes
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.diagnosis.flight_recorder import explain, in_progress
 from unskew.analytics.health.liveness import WAITING, Suspect
@@ -49,6 +50,7 @@ from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.acting import ActOptions, JobActing
+from unskew.runtime.attach.outside.disk import refusal
 from unskew.runtime.attach.outside.exits import Exits, ranks_under
 
 SILENT_S = 60.0
@@ -121,6 +123,9 @@ class JobWatcher:
         self._read_out()
         if self._stream is None or self._spool is None:
             return None
+        silent = self._attached.keys() - self._detached.keys()
+        if silent and (why := refusal(self._store)):
+            self._unmeasured[min(silent)] = f"the log lacks what ranks wrote last: {self._store.root} takes no lines ({why})"
         asked, unmeasured = code in STOPPED, "; ".join(self._unmeasured.values())
         left = left_early(self._exits.seen, self._detached, next(iter(self._attached.values())).ranks)
         unnamed = not self.well or any(lost_another(one.error) for one in self._detached.values())
@@ -258,9 +263,10 @@ class JobWatcher:
         applied = PlanApplied(
             plan_version=0, digest=plan.digest, proposal="", iteration=0, reason="as it was found", plan=plan.to_data()
         )
-        self._state, events = rules.begin(plan, why_not, options_for(DEVICE))
-        self._log((applied, *events))
         on_gpu = any(one.on_gpu for one in self._attached.values())
+        probes = answers_probes("gpus" if on_gpu else DEVICE, len(ranks))
+        self._state, events = rules.begin(plan, why_not, options_for(DEVICE), can_be_probed=probes)
+        self._log((applied, *events))
         self._acting = JobActing(self._store, self._run, plan, self._act, log=self._log, place_of=self._place_of, on_gpu=on_gpu)
 
     def _committed(self, released: IterationTelemetry) -> None:

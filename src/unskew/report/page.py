@@ -94,7 +94,7 @@ def _verdict(state: RunState, one: VerdictState) -> str:
     verdict, open_ = one.verdict, state.is_open(one)
     until = "" if open_ or verdict.until_iteration is None else f", until {verdict.until_iteration}"
     closed = f"over: {one.closed.reason}" if one.closed is not None else "open" if open_ else "over"
-    step = str(verdict.evidence.get("next_step", ""))
+    step = f"next: {verdict.evidence['next_step']}" if "next_step" in verdict.evidence else ""
     return (
         f'<article class="card {"bad" if open_ else "over"}"><h3>{escape(verdict.sentence)}</h3>'
         f"<p>{escape(one.onset + until)} · {escape(closed)} · {100 * verdict.confidence:.0f} % sure</p>"

@@ -65,6 +65,8 @@ class Screen:
                 line = self.state.lines[-1]
                 where = "" if line.iteration is None else f"after iteration {line.iteration}  "
                 self._print(f"{where}{line.sentence.topic}: {line.sentence.text}")
+                if line.sentence.then:
+                    self._print(f"    next: {line.sentence.then}")
             if self._live is None and self.state.waiting not in (None, before.waiting):
                 self._print(f"{self.state.waiting} waits for: unskew approve {self.state.waiting} --by NAME --reason TEXT")
 

@@ -195,7 +195,7 @@ def newest(lines: tuple[SentenceView, ...], columns: int, rows: int) -> tuple[Se
     """The last lines that fit into `rows` rows of `columns` columns; always at least one."""
     used = 0
     for kept, line in enumerate(reversed(lines)):
-        used += 1 + len(line.sentence.text) // max(columns, 1)
+        used += sum(1 + len(text) // max(columns, 1) for text in (line.sentence.text, line.sentence.then) if text)
         if used > rows:
             return lines[len(lines) - max(kept, 1) :]
     return lines
@@ -209,6 +209,8 @@ def _lines(lines: tuple[SentenceView, ...]) -> Table:
     for line in lines:
         where = "" if line.iteration is None else str(line.iteration)
         table.add_row(where, line.sentence.topic, Text(line.sentence.text, TONES[line.sentence.tone]))
+        if line.sentence.then:
+            table.add_row("", "", Text(f"next: {line.sentence.then}", "dim"))
     return table
 
 

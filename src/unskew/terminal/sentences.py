@@ -15,11 +15,12 @@ Tone = Literal["plain", "good", "bad", "ask", "quiet"]
 
 
 class Sentence(msgspec.Struct, frozen=True):
-    """`topic` is one word for the left margin; `tone` is how loud it is."""
+    """`topic` is one word for the left margin; `tone` is how loud it is; `then`: what to do about it."""
 
     topic: str
     text: str
     tone: Tone = "plain"
+    then: str = ""
 
 
 @singledispatch
@@ -153,7 +154,7 @@ def _off(what: str, percent: float, before: float | None) -> str:
 
 @sentence_of.register
 def _(event: ev.Verdict) -> Sentence:
-    return Sentence("verdict", event.sentence, "bad")
+    return Sentence("verdict", event.sentence, "bad", str(event.evidence.get("next_step", "")))
 
 
 @sentence_of.register

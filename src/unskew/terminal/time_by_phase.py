@@ -51,7 +51,7 @@ def phase_table(times: PhaseTimes) -> RenderableType:
     """Milliseconds an iteration, and the most memory; what a rank takes longest for, compared with the others, is bold."""
     table = Table.grid(padding=(0, 2))
     table.show_header = True
-    table.add_column(Text("ms an iteration", "dim"), style="dim")
+    table.add_column(Text("mean ms", "dim"), style="dim")
     seen = {kind for _, kind in times.us}
     phases = [kind for number, kind in enumerate(PHASES) if number < USUAL or kind in seen]
     for kind in phases:

@@ -389,3 +389,11 @@ def test_time_without_cores_makes_no_slow_rank_a_slow_job() -> None:
     """The end of an iteration is learned without it: a share of it that stays would look like a slowdown of all."""
     events = job(Fault(1, ("F",), 6.0, 32), steps=80, without_core={0: 0.7, 1: 0.7}, coreless_us=25_000.0)
     assert named(events) == [("slow_device", (1,))]
+
+
+def test_a_rank_that_is_slow_from_its_first_step_on_is_a_cause_once_it_is_named() -> None:
+    """The predictor is fitted on it: by that half of an iteration had no cause, for which nobody could be called well."""
+    events = job(Fault(1, ("B",), 6.0, 0), steps=80)
+    assert named(events) == [("slow_device", (1,))]
+    stated = [event.why for event in events if isinstance(event, DetectionLimit)]
+    assert not [why for why in stated if "no cause explains" in why]

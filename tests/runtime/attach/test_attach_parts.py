@@ -317,6 +317,42 @@ def test_how_a_rank_ended_is_known_though_its_launcher_reaped_it_before_it_was_k
         exits.close()
 
 
+def test_a_number_that_is_used_again_is_another_process() -> None:
+    """One that was expected has ended before all ranks were known, and a rank has its number: it would be born dead."""
+    exits, first = Exits(), subprocess.Popen(["true"])
+    exits.expect([first.pid])
+    first.wait()
+    time.sleep(0.05)
+    again = _started_as(first.pid)
+    try:
+        exits.watch(0, again.pid)
+        assert exits.seen == []
+        again.kill()
+        until = time.monotonic() + 10.0
+        while not exits.seen and time.monotonic() < until:
+            time.sleep(0.01)
+        assert [one.status for one in exits.seen] == [-signal.SIGKILL]
+    finally:
+        exits.close()
+        again.kill()
+        again.wait()
+
+
+def _started_as(pid: int) -> subprocess.Popen[bytes]:
+    """A process that sleeps, under a number that was used before; skips where the kernel lets nobody choose."""
+    for _ in range(50):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError as error:
+            pytest.skip(f"numbers of processes cannot be chosen here: {error.strerror}")
+        process = subprocess.Popen(["sleep", "60"])
+        if process.pid == pid:
+            return process
+        process.kill()
+        process.wait()
+    pytest.skip("the number was taken each time")
+
+
 def test_the_end_of_a_process_has_a_time_only_where_it_was_watched_before() -> None:
     exits, processes = Exits(), [subprocess.Popen(["sh", "-c", "read _; exit 3"], stdin=subprocess.PIPE) for _ in range(3)]
     try:

@@ -9,7 +9,9 @@ from support.training.virtual_loop import VirtualClock
 from typer.testing import CliRunner
 
 from unskew.analytics.core.run_state import LoggedControl
+from unskew.analytics.detector.next_steps import with_next_step
 from unskew.analytics.detector.verdicts import lost_verdict
+from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.replay.recorded_run import RecordedRun
 from unskew.analytics.replay.replay import replay
@@ -18,9 +20,11 @@ from unskew.collector.events import Probed, RankAttached, Verdict, VerdictClosed
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.spool import SpoolWriter
+from unskew.edge.load_run import load_run
 from unskew.edge.recorded_run import recorded_run
 from unskew.runtime.attach.outside.watcher import JobWatcher
 from unskew.runtime.attach.timeline import LoopTimeline
+from unskew.terminal.sentences import sentence_of
 
 RUN, RANKS, STEPS, SLOW_FROM = "watched", 2, 40, 20
 
@@ -82,6 +86,7 @@ def test_a_hang_that_passed_is_taken_as_the_log_has_it(recorded: RecordedRun) ->
     suspect = Suspect(rank=1, how="hung", detail="it waits for nobody", victims=(0,))
     before = [noted for noted in recorded.control if not isinstance(noted.event, Verdict | VerdictClosed)]
     hung = lost_verdict(1, suspect, 10, replay(recorded).verdicts[0].config)
+    hung = with_next_step(hung, can_be_probed=True, watched=True)
     over = VerdictClosed(verdict=1, until_iteration=12, at_iteration=12, reason="the job goes on")
     with_it = (*before[:3], LoggedControl(0, hung), LoggedControl(0, over), *before[3:])
     until_then = replay(msgspec.structs.replace(recorded, control=tuple(with_it)), 15)
@@ -92,6 +97,19 @@ def test_a_probe_that_somebody_asked_for_is_taken_as_the_log_has_it(recorded: Re
     probed = Probed(at_iteration=20, ranks=(1,), slowdowns={"1": 1.5}, links=(), cost_us=9, beside=True)
     with_it = (*recorded.control, LoggedControl(0, probed))
     assert replay(msgspec.structs.replace(recorded, control=with_it)).differences == ()
+
+
+def test_a_verdict_says_what_to_do_next_where_it_is_found_and_asks_for_no_probe_when_the_training_is_over(
+    store: Store, recorded: RecordedRun
+) -> None:
+    (verdict, *_) = (noted.event for noted in recorded.control if isinstance(noted.event, Verdict))
+    assert verdict.evidence["next_step"].startswith("measure it by unskew probe while it trains; give it fewer samples")
+    sentence = sentence_of(verdict)
+    assert sentence is not None
+    assert sentence.then == verdict.evidence["next_step"]
+    with open_store(store) as reader:
+        afterwards = diagnose(load_run(reader, RUN)).verdicts
+    assert {"unskew probe" in one.evidence["next_step"] for one in afterwards} == {False}
 
 
 @pytest.mark.slow

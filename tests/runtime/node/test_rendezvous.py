@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,9 +18,10 @@ from hypothesis import strategies as st
 from support.training.threads_rendezvous import ThreadsRendezvous
 
 from unskew.analytics.core.layout import uniform_plan
+from unskew.collector.locks import hold
 from unskew.runtime.control.membership import socket_folder
 from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
-from unskew.runtime.protocol import Await, Message, PlanRecord
+from unskew.runtime.protocol import AGENT_LOCK, Await, Message, PlanRecord
 from unskew.runtime.rank.comm import Comm, PeerLost
 from unskew.runtime.rank.control_thread import ControlThread
 
@@ -121,6 +124,19 @@ def another_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+def test_what_killed_agents_have_left_is_removed_and_what_a_living_one_has_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, living, new = (socket_folder() for _ in range(3))
+    hold(left / AGENT_LOCK).release()
+    with hold(living / AGENT_LOCK):
+        for folder in (left, living):
+            os.utime(folder / AGENT_LOCK, (0, 0))
+        other = socket_folder()
+        assert sorted(tmp_path.iterdir()) == sorted((living, new, other))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")

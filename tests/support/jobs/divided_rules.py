@@ -30,7 +30,8 @@ BESIDE_US, END_US = {"optimizer": 900.0, "other": 300.0, "data_wait": 200.0}, 80
 
 class DividedLoop(NamedTuple):
     """`slow`: by how much rank 1 is slower; `epoch`: so many batches, of which the last is half a one; `foresees`: the loader
-    says how long the samples are that come."""
+    says how long the samples are that come; `coreless`: for want of cores an iteration takes longer by this part of it, in the
+    mean, and by half as much more of which nobody knows why."""
 
     name: str
     ranks: int = 2
@@ -40,6 +41,7 @@ class DividedLoop(NamedTuple):
     slow: float = 1.0
     epoch: int = 10**6
     foresees: bool = True
+    coreless: float = 0.0
 
 
 class _Batch(NamedTuple):
@@ -136,11 +138,13 @@ def _iteration(loop: DividedLoop, step: int, batch: _Batch, random: np.random.Ge
             beside.append(BesideChunks(rank, kind, of_us * float(random.lognormal(0, NOISE))))
             took += beside[-1].us
         own_us.append(took)
+    end_us = END_US * float(random.lognormal(0, NOISE))
+    coreless_us, unknown_us = (loop.coreless * part * max(own_us) * float(random.exponential()) for part in (1.0, 0.5))
     committed = CommittedIteration(
         iteration=step, plan_version=version, chunks=tuple(chunks), works=tuple(works),
-        measured_us=max(own_us) + END_US * float(random.lognormal(0, NOISE)), log_complete=True,
+        measured_us=max(own_us) + end_us + coreless_us + unknown_us, log_complete=True,
     )  # fmt: skip
-    return IterationTelemetry(committed=committed, beside=tuple(beside))
+    return IterationTelemetry(committed=committed, beside=tuple(beside), coreless_us=coreless_us)
 
 
 def gain_of(events: list[Event]) -> LoopGain | None:

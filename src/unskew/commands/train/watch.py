@@ -224,8 +224,8 @@ def start_training(store: str | None, command: list[str], act: ActOptions, *, js
     except NotStartedError as error:
         fail(str(error))
     except Exception as error:
-        if code is None:
-            raise
+        if code is None:  # nothing was started yet
+            run_alone(command, in_words(error))
         if not isinstance(error, typer.Exit):  # which has said why
             warn([f"run {run} is not summed up: {in_words(error)}"])
         return code
@@ -247,6 +247,7 @@ def watch_training(
 ) -> int:
     """Show what is found while `watching` goes on, and sum it up; the code that it ends with."""
     from unskew.collector.read.reader import open_store
+    from unskew.runtime.attach.outside.disk import unseen
     from unskew.runtime.control.summary import SummaryBuilder
     from unskew.terminal.console import SafeConsole
     from unskew.terminal.live import Screen
@@ -271,7 +272,7 @@ def watch_training(
     if problems:
         return code
     if end is None:
-        warn(["no training was seen in the command: none of its Python processes called backward() with Unskew at hand"])
+        warn([unseen(place, run)])
         return code
     console.print(render(screen.state, facts, console.width, 60))
     console.print(phase_table(phases))
