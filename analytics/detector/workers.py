@@ -15,22 +15,24 @@ name an episode, that of (2) counts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp, log
 
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Findings, Sight, percent
+from unskew.analytics.core.outcome import Findings, Sight, percent, times_as_long
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
+from unskew.analytics.detector.series.bursts import LongIterations
 from unskew.analytics.detector.series.stretches import Stretch, Stretches, StretchTest, steady_sigma, stretches_of
 from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.collector.events import Verdict
 
+BY_CHANCE = 0.01
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 LEAST_US = 1e-3
 LEAST_MOVE = 1e-6
@@ -66,10 +68,16 @@ def judge_workers(
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
     compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
-    found = sorted([*compared, *alone], key=lambda one: one.since_iteration)
+    by_itself = _by_itself(times, [one for one in alone if one.speed], compared, over)  # a stage has none
+    kept = [*compared, *(one for one in alone if one not in by_itself)]
+    found = sorted(kept, key=lambda one: (one.since_iteration, min(one.speed.values(), default=1.0)))  # slowest first
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
     seen = _seen(times, wider * noise, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
+    if by_itself:
+        ranks = sorted({str(party.rank) for one in by_itself for party in one.culprits})
+        why = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} took as long for a while, as single iterations do now and then"
+        sight = Sight(scope="device", smallest_slowdown=None, why=why)
     return Findings(verdicts=verdicts, sight=sight)
 
 
@@ -83,6 +91,38 @@ def _same_episode(one: Verdict, other: Verdict) -> bool:
     """Whether both are about one slowness of one rank."""
     ends = [verdict.at_iteration if verdict.until_iteration is None else verdict.until_iteration for verdict in (one, other)]
     return one.culprits == other.culprits and one.since_iteration <= ends[1] and other.since_iteration <= ends[0]
+
+
+def _by_itself(times: RankTimes, alone: Sequence[Verdict], others: Sequence[Verdict], over: Floats) -> list[Verdict]:
+    """Of `alone` those on episodes that come by chance, as single iterations are often as long: those of all ranks that are
+    nobody's episode say how often."""
+    if not alone:
+        return []
+    columns, episodes = list(times.role_of), [_during(times, one) for one in alone]
+    readings = np.where(np.isnan(over).all(axis=1, keepdims=True), _logs(times), over)
+    calm = ~np.isnan(readings)
+    for one, within in zip((*alone, *others), (*episodes, *(_during(times, one) for one in others)), strict=True):
+        calm[:, within, columns.index(one.culprits[0].rank or 0)] = False
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
+        readings -= np.nanmedian(np.where(calm, readings, np.nan), axis=1, keepdims=True)
+    found = []
+    for one, within in zip(alone, episodes, strict=True):
+        slowest = min(one.speed, key=lambda kind: one.speed[kind])
+        kind, line = times.kinds.index(slowest), -log(one.speed[slowest]) / 2
+        rank, at = np.nonzero(calm[kind].T)
+        places = at + rank * 2 * len(times.iterations)  # the last of one rank and the first of another are no neighbours
+        past = LongIterations().learned(zip(places.tolist(), readings[kind].T[rank, at].tolist(), strict=True), line)
+        values = readings[kind, within, columns.index(one.culprits[0].rank or 0)]
+        n = len(values)
+        if past.known >= n and past.chance(n, int((values > line).sum()), line) > BY_CHANCE:
+            found.append(one)
+    return found
+
+
+def _during(times: RankTimes, verdict: Verdict) -> Flags:
+    """Which iterations are its episode."""
+    ends = np.inf if verdict.until_iteration is None else verdict.until_iteration
+    return np.array([verdict.since_iteration <= one < ends for one in times.iterations])
 
 
 def _over_others(times: RankTimes, company: PeerGroups) -> Floats:
@@ -182,7 +222,8 @@ def _slower(
             if n - one.end >= options.least_iterations:
                 verdict = msgspec.structs.replace(verdict, until_iteration=times.iterations[one.end])
             alike = len(verdict.speed) == len(times.kinds) and min(levels.values()) >= max(levels.values()) / 2
-            unsure = one.begin == 0 and alike and not lengths_known and not test.against_rest
+            always = one.begin == 0 and verdict.until_iteration is None
+            unsure = always and alike and not lengths_known and not test.against_rest
             yield _or_its_data(verdict) if unsure else verdict
 
 
@@ -204,7 +245,7 @@ def _of_own_past(times: RankTimes, sight: Sight, options: DetectorOptions) -> Si
     if ratio[furthest] < sight.smallest_slowdown:
         return sight
     why = (
-        f"rank {list(times.role_of)[furthest]} takes {ratio[furthest]:.2f} times as long as its peers from the first "
+        f"rank {list(times.role_of)[furthest]} takes {times_as_long(ratio[furthest])} as its peers from the first "
         "iterations on: it is slow or has more to do, and the log does not show which"
     )
     return Sight(scope=sight.scope, smallest_slowdown=None, why=why)
