@@ -18,6 +18,7 @@ from unskew.analytics.detector.series.levels import begins_later
 from unskew.analytics.detector.verdicts import Excess, SpeedChange
 
 ROLE_KNOWN = 2  # iterations after which what all who play a role show more is theirs and not the role's
+OF_ONE = 3.0  # after a single one, which may have been a light one, so many times (log) what it takes later
 WILD = 5.0  # one iteration's spread counts as at most so many times what was learned
 
 
@@ -209,7 +210,7 @@ def learn_roles(tracks: Tracks, over: Floats, young: Flags, company: PeerGroups,
         return tracks.role
     unexplained = over - tracks.level
     agreed = agreement(np.where(np.abs(unexplained) < np.abs(over), unexplained, over), company.peer_groups, apart)
-    risen = (tracks.age >= ROLE_KNOWN) & (agreed - tracks.role >= apart)
+    risen = (tracks.age > 0) & (agreed - tracks.role >= np.where(tracks.age < ROLE_KNOWN, OF_ONE * apart, apart))
     learns = young & ~np.isnan(agreed) & ~np.isnan(over) & ~risen
     return np.where(learns, tracks.role + (agreed - tracks.role) / (tracks.age + 1.0), tracks.role)
 

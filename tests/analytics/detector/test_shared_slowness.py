@@ -107,7 +107,7 @@ def test_two_ranks_of_a_stage_that_were_slow_are_no_cost_of_its_new_layers(until
         assert still == {}
 
 
-@pytest.mark.parametrize("at", [5, 12, 19])
+@pytest.mark.parametrize("at", [2, 5, 12, 19])
 def test_a_stage_that_turns_slow_while_its_cost_is_learned_is_as_slow_as_it_is(at: int) -> None:
     """Half as fast from iteration 12 on it was named at 0.7 of its speed: the rest was taken for the cost of its layers."""
     detector = Detector()
