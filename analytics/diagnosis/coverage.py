@@ -102,7 +102,8 @@ def _missing_iterations(log: RunLog) -> list[str]:
     """Iterations between the first and the last, where most follow upon each other: else only every n-th was written down."""
     numbers = np.unique(log.iterations["iteration"].drop_nulls().to_numpy())
     if len(numbers) < LEAST_ITERATIONS:
-        return [f"only {len(numbers)} iterations are recorded, at least {LEAST_ITERATIONS} are needed"] if len(numbers) else []
+        recorded = "1 iteration is" if len(numbers) == 1 else f"{len(numbers)} iterations are"
+        return [f"only {recorded} recorded, at least {LEAST_ITERATIONS} are needed"] if len(numbers) else []
     span = int(numbers[-1] - numbers[0]) + 1
     missing = span - len(numbers)
     if np.mean(np.diff(numbers) == 1) > 0.5 and missing > MOST_MISSING * span:
@@ -162,7 +163,8 @@ def _time_outside(log: RunLog, kinds: Sequence[str]) -> pl.DataFrame:
     if log.trace.votes:
         inside = pl.concat([inside, _waits_for_votes(log.trace)]).group_by("iteration", "rank").agg(pl.col("us").sum())
     return (
-        log.steps.join(inside, on=["iteration", "rank"], how="left")
+        log.steps.filter(pl.col("wall_us") > 0)
+        .join(inside, on=["iteration", "rank"], how="left")
         .select("iteration", "rank", share=((pl.col("wall_us") - pl.col("us")) / pl.col("wall_us")).clip(0.0, 1.0))
         .drop_nulls()
     )

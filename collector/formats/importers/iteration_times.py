@@ -35,6 +35,8 @@ _OPTIONAL: dict[str, Any] = {
     **dict.fromkeys(PARTS, polars.Float64()),
 }  # fmt: skip
 _COUNTS = ("step", "rank", "tokens")
+_MOST_OF_STEPS = 2
+"""A part that takes so many times as long as its step is in another unit; a little longer are those a GPU timed by itself."""
 _SECONDS = "positive number up to 2^33"
 _REPEATED = "times of single ranks need a column rank"
 
@@ -115,10 +117,17 @@ def _load(path: Path) -> polars.DataFrame:
     return rows
 
 
+def _longer(part: polars.Expr) -> polars.Expr:
+    """Rows in which it takes many times as long as its step, where most do."""
+    longer = part > _MOST_OF_STEPS * polars.col("seconds")
+    return longer & (longer.mean() > 0.5)
+
+
 def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
     """The known columns in their types, and `attempt`; a row that does not fit is named (the first under a header is 1)."""
     types = {name: kind for name, kind in (_OPTIONAL | _NEEDED).items() if name in rows.columns}
     timed = [name for name in PARTS if name in types]
+    within = [name for name in timed if name != "data_wait"]  # some steps begin when their input is there
     if timed and "rank" not in types:
         raise FormatError(f"{path}: {timed[0]} is a part of one rank's step, and no column rank says whose")
     table = typed(path, rows, types, {"seconds": _SECONDS})
@@ -130,6 +139,7 @@ def _checked(path: Path, rows: polars.DataFrame) -> polars.DataFrame:
         **{f"{name} is no number" if name != "run" else "run is missing": column(name).is_null() for name in identity},
         f"seconds is no {_SECONDS}": ~column("seconds").is_between(0, LARGEST / 1e6, closed="right").fill_null(value=False),
         **{f"{name} is not between 0 and 2^33 seconds": ~column(name).is_between(0, LARGEST / 1e6) for name in timed},
+        **{f"{name} is longer than the step, as in most rows: is it in seconds?": _longer(column(name)) for name in within},
         **{f"{name} is not between 0 and 2^53": ~column(name).is_between(0, LARGEST) for name in _COUNTS if name in types},
         f"the row before has the same {' and '.join(identity)}, and so it is with most rows: {_REPEATED}": same
         & same.mean().ge(0.5),

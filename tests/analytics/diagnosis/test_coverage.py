@@ -91,6 +91,20 @@ def test_a_whole_recording_of_a_healthy_job_is_well(tmp_path: Path, seed: int) -
     assert outcome(tmp_path, "iteration-times", table(tmp_path / "t.csv", steps, lambda _, row: row))[0] == "well"
 
 
+def test_a_trace_in_which_nothing_takes_time_has_no_part_that_is_outside(tmp_path: Path) -> None:
+    """It was "nan %" of the time of rank 1."""
+    (folder := tmp_path / "traces").mkdir()
+    for rank in range(2):
+        events = [
+            {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "ts": 50 * step + at, "dur": 0}
+            for step in range(12)
+            for name, at in ((f"ProfilerStep#{step}", 0), ("DistributedDataParallel.forward", 100))
+        ]
+        (folder / f"rank-{rank}.json").write_text(json.dumps({"distributedInfo": {"rank": rank}, "traceEvents": events}))
+    word, why = outcome(tmp_path, "kineto", folder)
+    assert (word, "nan" in why) == ("cannot_be_judged", False), why
+
+
 def test_the_declared_size_of_the_job_shows_that_a_file_is_missing(tmp_path: Path) -> None:
     folder = kineto(tmp_path / "traces", job("backward", ranks=3))
     (folder / "rank-1.json").unlink()

@@ -54,6 +54,7 @@ def test_a_table_of_many_runs_becomes_many_runs(tmp_path: Path) -> None:
         ("step,seconds\n1,1\n1,2\n", "row 2: the row before has the same step"),
         ("step,time\n1,1\n", "lacks the columns seconds"),
         ("step,seconds\n", "has no rows"),
+        ("step,rank,seconds,forward\n1,0,0.05,20\n", "row 1: forward is longer than the step, as in most rows"),
     ],
 )
 def test_a_bad_table_is_told_by_its_row(tmp_path: Path, text: str, sentence: str) -> None:
