@@ -9,5 +9,5 @@ SIMULATED = "in a simulated run nobody judges the devices"
 TOO_SHORT = "the run was over before its iterations could be judged"
 WARM_UP = "warm-up, the iterations cannot be compared with a prediction yet"
 OLD_DIAGNOSIS = "it was diagnosed by a version that did not state what it would have seen"
-MOST_PERCENT = 999
-"""More of a slowdown is no number any more."""
+FACTOR_FROM, MOST_FACTOR = 10, 1_000
+"""A slowdown of so many times is said as a factor, not in percent; of more than so many as of these."""

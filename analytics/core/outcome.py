@@ -112,7 +112,7 @@ def outcome_of(
     without_cause = unexplained is not None and unexplained.of_measured >= LEAST_STATED_SHARE
     stated = [one.removesuffix(".") for one in costs] + ([unexplained.words] if unexplained and without_cause else [])
     drops = [dropped_sentence(dropped)] if dropped else []
-    wrong, failed = [_since_and_until(verdict) for verdict in verdicts], [failure] if failure else []
+    wrong, failed = [since_and_until(verdict) for verdict in verdicts], [failure] if failure else []
     if wrong or failed:
         more = [f"{len(wrong) - 1} more verdict{'s' * (len(wrong) > 2)}"] if len(wrong) > 1 else []
         wrong = [*wrong[:1], *more, *failed]
@@ -129,8 +129,8 @@ def outcome_of(
     )
 
 
-def _since_and_until(verdict: Verdict) -> str:
-    """Its sentence, which dates the onset, with the end of what is over."""
+def since_and_until(verdict: Verdict) -> str:
+    """Its sentence, which ends with the onset, and the end of what is over."""
     until = "" if verdict.until_iteration is None else f", until iteration {verdict.until_iteration}"
     return verdict.sentence.removesuffix(".") + until
 
@@ -212,9 +212,20 @@ def seen(*sights: Sight) -> str:
 
 
 def percent(slowdown: float) -> str:
-    """A ratio of times as what it adds: "7 %".
+    """A ratio of times as what it adds, "7 %", while that is read as one.
 
-    >>> percent(1.155), percent(2.0)
-    ('15.5 %', '100 %')
+    >>> percent(1.155), percent(2.0), percent(12.4)
+    ('15.5 %', '100 %', 'a factor of 12')
     """
-    return f"{min(100 * (slowdown - 1), words.MOST_PERCENT):.3g} %"
+    if slowdown >= words.FACTOR_FROM:
+        return f"a factor of {min(slowdown, words.MOST_FACTOR):,.0f}"
+    return f"{100 * (slowdown - 1):.3g} %"
+
+
+def times_as_long(ratio: float) -> str:
+    """To two places, or three digits.
+
+    >>> times_as_long(1.2), times_as_long(1234.5)
+    ('1.20 times as long', '1,230 times as long')
+    """
+    return f"{ratio:.2f} times as long" if ratio < 100 else f"{float(f'{ratio:.3g}'):,.0f} times as long"

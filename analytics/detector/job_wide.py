@@ -25,7 +25,7 @@ from math import exp, hypot, log, sqrt
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Sight, UnexplainedTime
+from unskew.analytics.core.outcome import Sight, UnexplainedTime, times_as_long
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, rise, threshold
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.bursts import LongIterations
@@ -131,7 +131,7 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
         return Sight(scope="job", smallest_slowdown=None, why=why)
     noise = _noise(state.past, options)
     if (risen := _risen(state, options)) is not None:
-        why = f"the last iterations take {exp(risen):.2f} times as long as the first ones, not for long enough yet to be named"
+        why = f"the last iterations take {times_as_long(exp(risen))} as the first ones, not for long enough yet to be named"
         return Sight(scope="job", smallest_slowdown=None, why=why)
     limits = limits_of(state.past, noise, options)
     error, of_median = 2 * noise.sigma * sqrt(1 / n + MEDIAN_ERROR**2 / known), 2 * MEDIAN_ERROR * noise.sigma
@@ -173,7 +173,7 @@ def _began_faster(state: JobWideState, options: JobWideOptions) -> UnexplainedTi
     sure = DRIFT_SIGMAS * MEDIAN_ERROR * first.sigma / sqrt(len(logs))
     found.append((pace - first.middle, max(sure, 1.5 * least), f"the first {len(logs)}"))
     faster, since = next(((faster, since) for faster, sure, since in found if faster >= sure), (0.0, ""))
-    where = f"; iterations take {exp(faster):.2f} times as long as {since}, too early to know" if since else ""
+    where = f"; iterations take {times_as_long(exp(faster))} as {since}, too early to know" if since else ""
     return UnexplainedTime(of_measured=1 - exp(-faster), where=where)
 
 
@@ -360,7 +360,7 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
     as this one, the share that was not slow (Laplace's rule of succession)."""
     often = state.episodes / (state.judged / n + 2)
     sure = min(confidence_of(state.level - float(limits.slack), noise.sigma, n), max(1 - often, 0.0))
-    pace = f"{exp(state.level):.2f} times as long"
+    pace = times_as_long(exp(state.level))
     sentence = f"the whole job takes {pace} since iteration {since}"
     if state.crept:
         sentence = f"the whole job became slower bit by bit: it takes {pace} as in its first iterations"

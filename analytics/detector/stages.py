@@ -13,6 +13,7 @@ from math import exp
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, PeerSets, median_of_others
@@ -97,8 +98,8 @@ def stage_verdict(
         at_iteration=at,
         confidence=confidence_of(level - options.slack_of(sigma), sigma, n),
         sentence=(
-            f"stage {stage} takes {times:.2f} times as long as predicted since iteration {since}, on all of its {len(ranks)} "
-            "ranks alike: its work became dearer, no single device is to blame"
+            f"the work of stage {stage} became dearer, no single device is to blame: on all of its {len(ranks)} ranks alike it "
+            f"takes {times_as_long(times)} as predicted since iteration {since}"
         ),
         evidence={"time_ratio": round(times, 4), "sigma": round(sigma, 4), "n": n, "ranks": ranks},
         config=options.digest,

@@ -23,6 +23,7 @@ WORK = {
     "other": "the rest of its step",
 }
 ALIKE = 1.5  # speeds that differ by more are not one
+LEAST_SPEED = 1e-4  # less is not told apart, and is never zero: what is slow is not gone
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
 
 
@@ -86,7 +87,7 @@ def slow_verdict(
 
     Confidence: that the level is more than the test's slack.
     """
-    speed = {kind: round(exp(-level), 4) for kind, level in sorted(change.levels.items()) if kind != ALL}
+    speed = {kind: max(round(exp(-level), 4), LEAST_SPEED) for kind, level in sorted(change.levels.items()) if kind != ALL}
     excess = max(change.levels.values()) - options.slack_of(sigma)
     again = f", for the {_ordinal(episodes)} time" if episodes > 1 else ""
     since = f"since iteration {change.since}" if not change.creep else f"and has crept there before iteration {change.since}"
@@ -179,9 +180,18 @@ def _pace(speed: dict[str, float], kinds: int) -> str:
     """As one speed where all that it computes is about as slow, else the slowest first."""
     alike = max(speed.values()) <= ALIKE * min(speed.values())
     if len(speed) == kinds and alike and not speed.keys() & {"optimizer", "other"}:
-        return f"computes at {sum(speed.values()) / len(speed):.2f} of its healthy speed"
-    parts = [f"{WORK.get(kind, kind)} at {value:.2f}" for kind, value in sorted(speed.items(), key=lambda one: one[1])]
+        return f"computes at {_share(sum(speed.values()) / len(speed))} of its healthy speed"
+    parts = [f"{WORK.get(kind, kind)} at {_share(value)}" for kind, value in sorted(speed.items(), key=lambda one: one[1])]
     return f"runs {' and '.join(parts)} of its healthy speed"
+
+
+def _share(speed: float) -> str:
+    """To two places, or as a part of one.
+
+    >>> _share(0.461), _share(0.00123)
+    ('0.46', '1/813')
+    """
+    return f"{speed:.2f}" if speed >= 0.01 else f"1/{1 / speed:,.0f}"
 
 
 def _ordinal(number: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.next_steps import NEXT_STEP
 from unskew.analytics.diagnosis.ranks.heaviest import heaviest
 from unskew.analytics.diagnosis.ranks.replicas import NEXT_STEP as NEXT_STEP_OF_REPLICA
@@ -103,7 +104,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         ratio = means[costly] / float(np.mean(others))
         culprits = (Party(kind="stage", stage=costly),)
         evidence["mean_us_per_micro_batch"] = {str(stage): round(us) for stage, us in means.items()}
-        sentence = f"stage {costly} takes {ratio:.2f} times as long as the others: it costs {100 * share:.1f} % of the time"
+        sentence = f"stage {costly} takes {times_as_long(ratio)} as the others: it costs {100 * share:.1f} % of the time"
         if any(not section.lengths_logged and len(section.replicas) == 1 for section, _ in sections):
             sentence += "; its layers or its device, which one replica without lengths does not show"
     else:

@@ -21,7 +21,16 @@ from typing import Literal
 
 import msgspec
 
-from unskew.analytics.core.outcome import LEAST_STATED_SHARE, Findings, Outcome, OutcomeWord, Sight, UnexplainedTime, outcome_of
+from unskew.analytics.core.outcome import (
+    LEAST_STATED_SHARE,
+    Findings,
+    Outcome,
+    OutcomeWord,
+    Sight,
+    UnexplainedTime,
+    outcome_of,
+    since_and_until,
+)
 from unskew.analytics.core.outcome import seen as would_have_seen
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.job_wide import JobWideOptions
@@ -128,7 +137,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         if seen == "chunks" and not sections and not log.released:
             sights = [_without_replay(sight, findings.sight) for sight in sights]
         if seen == "chunks" and (log.attached or not log.released):
-            gaps = [f"{one.sentence}: {OR_LONGER}" for one in findings.verdicts]
+            gaps = [f"{since_and_until(one)}: {OR_LONGER}" for one in findings.verdicts]
             abstained += [f"unknown: {gap}" for gap in gaps]
         else:
             verdicts += findings.verdicts

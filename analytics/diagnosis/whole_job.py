@@ -11,13 +11,13 @@ takes longer holds up nobody else, so the job's pace is what most of them show (
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from math import log
+from math import exp, log
 
 import msgspec
 import numpy as np
 import polars as pl
 
-from unskew.analytics.core.outcome import Findings, UnexplainedTime
+from unskew.analytics.core.outcome import Findings, UnexplainedTime, times_as_long
 from unskew.analytics.detector import job_wide
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions
 from unskew.analytics.detector.series.noise import BOUND, noise_of
@@ -119,5 +119,5 @@ def _began_slower(times: Times, options: JobWideOptions) -> UnexplainedTime:
     if step < max(log(options.least_slowdown), more / 2):
         return UnexplainedTime()
     beyond = float(np.maximum(np.exp(logs[:end] - pace) - 1, 0.0).sum())
-    where = f"; until iteration {known[end][0]} they take {np.exp(more):.2f} times as long as from then on"
+    where = f"; until iteration {known[end][0]} they take {times_as_long(exp(more))} as from then on"
     return UnexplainedTime(of_measured=beyond / float(np.exp(logs - pace).sum()), where=where)

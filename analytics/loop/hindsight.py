@@ -15,6 +15,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.loop.scoring import score_verdict
 from unskew.collector.events import Control, FaultInjected, IterationJudged, RankRatio, Verdict, VerdictScored
 
@@ -51,7 +52,7 @@ class Hindsight(msgspec.Struct, frozen=True):
         claimed = -fmean(log(speed) for speed in self.verdict.speed.values())
         later = median(self.excess)
         correct = later >= ENOUGH * claimed
-        evidence = f"later evidence: {exp(later):.2f} times as long as the others in {len(self.excess)} iterations"
+        evidence = f"later evidence: {times_as_long(exp(later))} as the others in {len(self.excess)} iterations"
         return VerdictScored(
             verdict=self.verdict.verdict,
             correct=correct,

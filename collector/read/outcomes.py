@@ -21,7 +21,8 @@ from unskew.collector.events import (
     VerdictClosed,
 )
 from unskew.collector.outcome_words import (
-    MOST_PERCENT,
+    FACTOR_FROM,
+    MOST_FACTOR,
     NO_END,
     NOT_IMPORTED,
     NOTHING,
@@ -37,7 +38,10 @@ without us nobody knows it."""
 SET_HELD = f"set variable {HELD} = ?::varchar[]"
 _MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
 _UNWRITTEN = "format('{:,} events could not be written', unwritten)"
-_PERCENT = f"format('{{:.3g}} %', least(100 * (smallest_slowdown - 1), {MOST_PERCENT}))"
+_FACTOR = f"format('a factor of {{:,.0f}}', least(smallest_slowdown, {MOST_FACTOR}.0))"
+_PERCENT = (
+    f"case when smallest_slowdown >= {FACTOR_FROM} then {_FACTOR} else format('{{:.3g}} %', 100 * (smallest_slowdown - 1)) end"
+)
 _SEEN = f"'a lasting slowdown of any device by ' || {_PERCENT} || ' or more would have been named'"
 
 

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.stretches import Stretch, StretchTest, stretches_of
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR
@@ -127,7 +128,6 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
     ratio = {kind: exp(_level(of, row, shift)) for kind, of in sorted(excess.of_kind.items())}
     times = exp(_level(excess.least, row, shift))
     who = f"replica {replica} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
-    when = f"since iteration {since}" if until is None else f"from iteration {since} until {until}"
     return Verdict(
         verdict=0,
         cause="unknown",
@@ -139,8 +139,8 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
         at_iteration=iterations[shift.end - 1],
         confidence=round(1 / EXPLANATIONS, 3),
         sentence=(
-            f"{who} or its data: all its stages take {times:.2f} times as long as the other replicas' {when}, whatever the "
-            "micro-batch; which of the two, the log does not show"
+            f"{who} or its data, and the log does not show which: whatever the micro-batch, all its stages take "
+            f"{times_as_long(times)} as the other replicas' since iteration {since}"
         ),
         evidence={
             "time_ratio": {kind: round(value, 4) for kind, value in ratio.items()},

@@ -55,6 +55,7 @@ def test_a_shift_of_a_replica_is_named_with_doubt(shape: dict[str, int], during:
     assert verdict.culprits[0].replica == SLOW
     assert "replica 1 (ranks" in verdict.sentence
     assert "or its data" in verdict.sentence
+    assert verdict.sentence.endswith(f"since iteration {verdict.since_iteration}"), "an end is said behind it"
     assert verdict.confidence <= 0.5
     assert "document lengths" in verdict.evidence["next_step"]
     assert abs(verdict.since_iteration - during.start) <= 2
