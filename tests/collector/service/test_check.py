@@ -175,6 +175,10 @@ def test_bad_usage_is_one_sentence(tmp_path: Path) -> None:
     for work in (["check"], ["rebuild"], ["compact"], ["prune", "--telemetry-days", "1"]):
         result = CliRunner().invoke(app, ["store", *work, "--store", str(tmp_path / "none")])
         assert (result.exit_code, result.stderr) == (2, f"there is no store in {tmp_path / 'none'}\n")
+        (tmp_path / "broken").mkdir(exist_ok=True)
+        (tmp_path / "broken" / "manifest.json").write_text("{")
+        result = CliRunner().invoke(app, ["store", *work, "--store", str(tmp_path / "broken")])
+        assert (result.exit_code, "is not a manifest" in result.stderr) == (2, True), work
 
 
 def test_a_truncated_file_is_named_in_one_sentence_by_every_command_that_needs_it(tmp_path: Path) -> None:

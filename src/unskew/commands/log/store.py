@@ -156,7 +156,7 @@ def copy(
 
 @contextmanager
 def _maintaining(store: Store) -> Iterator[None]:
-    """Be the store's one writer; work that fails ends the command with one sentence."""
+    """Be the store's one writer; a store that cannot be worked on, and work that fails, end the command with one sentence."""
     import duckdb
 
     from unskew.collector.files.damage import damage
@@ -168,7 +168,8 @@ def _maintaining(store: Store) -> Iterator[None]:
         with maintaining(store):
             yield
     except (StoreError, OSError, duckdb.Error) as error:
-        if (damaged := damage(error)) is not None:
-            refuse(str(damaged))
-        sentence = str(error).partition("\n")[0]
+        found = damage(error) or error
+        sentence = str(found).partition("\n")[0]
+        if isinstance(found, StoreError):
+            refuse(sentence)
         fail(f"{error.filename or store.root}: {error.strerror or sentence}" if isinstance(error, OSError) else sentence)
