@@ -69,12 +69,15 @@ class Crews:
         self._rank_us: dict[tuple[int, int], KindTimes] = {}
         self._times: dict[Crew, RankTime] = {}
         self._summed_us: dict[int, float] = {}
+        self._each_us: dict[tuple[int, int], float] = {}
+        known = (costs.cost.chunks, *(place.chunks for place in costs.cost.others))
+        self._measured_own = any(one.own_us for of in known for one in of.values())
         self._cut: dict[Group, Crew] = {}
 
     def cut(self, ranks: Group) -> Crew:
         """A group with shares by its members' speeds. Raises `PlanError` for one with more members than a layer has units."""
         if ranks not in self._cut:
-            times = [sum(self._of_rank(rank, len(ranks))[0].values()) for rank in ranks]
+            times = [self._layer_us(rank, len(ranks)) for rank in ranks]
             self._cut[ranks] = Crew(ranks) if self._even else cut_by_times(ranks, times, self._units)
         return self._cut[ranks]
 
@@ -83,7 +86,7 @@ class Crews:
         most = max(self._units, 1)
         if len(ranks) <= most:
             return ranks
-        times = {rank: sum(self._of_rank(rank, most)[0].values()) for rank in ranks}
+        times = {rank: self._layer_us(rank, most) for rank in ranks}
         first = sorted(ranks, key=lambda rank: (times[rank], rank not in on_duty))[:most]
         return tuple(rank for rank in ranks if rank in first)
 
@@ -143,7 +146,7 @@ class Crews:
             kinds = [*self._costs.cost.chunks]
             layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
             least_us = tuple((slowest(0, kind), min(weight * of[1][kind] for of, weight in members)) for kind in kinds)
-            own_us = max(self._own_us(rank, len(crew.ranks)) for rank in crew.ranks)
+            own_us = max(self._own_us(rank, len(crew.ranks)) for rank in crew.ranks) if self._measured_own else 0.0
             self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us, own_us)
         return self._times[crew]
 
@@ -154,7 +157,7 @@ class Crews:
     def speed_in(self, rank: int, members: int) -> float:
         """The rank's speed as one of so many members, over a healthy one of the reference's class."""
         healthy_us = sum(self._healthy((self._costs.cost.device_class, members))[0].values())
-        return healthy_us / sum(self._of_rank(rank, members)[0].values())
+        return healthy_us / self._layer_us(rank, members)
 
     def _of_rank(self, rank: int, members: int) -> KindTimes:
         """On one of so many members with equal parts."""
@@ -165,6 +168,12 @@ class Crews:
                 layer_us, head_us = ({kind: us / speed[kind] for kind, us in of.items()} for of in (layer_us, head_us))
             self._rank_us[rank, members] = layer_us, head_us
         return self._rank_us[rank, members]
+
+    def _layer_us(self, rank: int, members: int) -> float:
+        """A layer there."""
+        if (rank, members) not in self._each_us:
+            self._each_us[rank, members] = sum(self._of_rank(rank, members)[0].values())
+        return self._each_us[rank, members]
 
     def _own_us(self, rank: int, members: int) -> float:
         """What a chunk of each kind takes it by itself."""

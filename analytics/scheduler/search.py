@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
 from math import inf
 
 import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import speed_of
-from unskew.analytics.core.layout import Layout, Pipeline, to_plan, weighted
+from unskew.analytics.core.layout import Group, Layout, Pipeline, to_plan, weighted
 from unskew.analytics.core.plan import Plan, PlanError, split_evenly, splits_backward
 from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.prediction import layer_costs, model_for
@@ -187,10 +186,13 @@ class PlanBench:
         schedule, stages = self.current.schedule, len(pipelines[0].groups)
         if schedule not in ("1f1b", "zb-h1") or self.current.layer_weights or not stages:
             return [0.0] * len(pipelines)
-        crews = [[*zip(one.groups, one.shares or ((),) * stages, strict=True)] for one in pipelines]
-        number = {crew: place for place, crew in enumerate(dict.fromkeys(chain.from_iterable(crews)))}
+        number: dict[tuple[Group, tuple[int, ...]], int] = {}
+        rows = [
+            [number.setdefault(crew, len(number)) for crew in zip(one.groups, one.shares or ((),) * stages, strict=True)]
+            for one in pipelines
+        ]
         least_us = np.array([self.crews.time_of(Crew(*crew)).least_us for crew in number])
-        of_kind = least_us[np.array([[number[crew] for crew in of] for of in crews])]  # [pipeline, stage, kind, layer or head]
+        of_kind = least_us[np.array(rows)]  # [pipeline, stage, kind, layer or head]
         times = np.array([one.layers for one in pipelines])[:, :, None] * of_kind[..., 0]
         times[:, -1] += of_kind[:, -1, :, 1]
         count, message_us = np.array([one.micro_batches for one in pipelines]), self.state.cost.message_us

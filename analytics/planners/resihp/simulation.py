@@ -72,16 +72,17 @@ class ReplicaSimulation:
         for home, count in enumerate(self.counts):
             for j in range(count):
                 self._arrive(0, (j, home, 0))
+        events = self._events
         while True:
             self._start_all()
             if watch is not None:
                 watch(self)
                 self._start_all()
-            if not self._events:
+            if not events:
                 break
-            self.now_us = self._events[0][0]
-            while self._events and self._events[0][0] == self.now_us:
-                _, _, ended, kind, chunk = heapq.heappop(self._events)
+            self.now_us = now_us = events[0][0]
+            while events and events[0][0] == now_us:
+                _, _, ended, kind, chunk = heapq.heappop(events)
                 if ended:
                     self._end(kind, chunk)
                 else:
