@@ -92,7 +92,7 @@ def times_of(seen: Sequence[IterationTelemetry], cost: CostModel, ranks: int, *,
     chunks = [cost.joined.chunks[kind] for kind in ("F", "B") if kind in cost.joined.chunks]
     counts = [sum(chunk.kind == "F" for chunk in one.committed.chunks) for one in seen]
     return JobTimes(
-        micro_batch_us=sum(one.layer_us for one in chunks),
+        micro_batch_us=sum(one.own_us + one.layer_us for one in chunks),
         token_us=sum(one.token_us + one.head_us_per_token for one in chunks),
         token2_us=sum(one.token2_us for one in chunks),
         slowness=tuple(slowness),
