@@ -22,7 +22,9 @@ FAILED, AFTER, WIDTH, STEPS = 3, 150, 16, 100_000
 GO_ON = "go-on"
 
 
-def train(folder: Path, rank: int) -> None:
+def train(folder: Path, rank: int) -> object:
+    """Returns what must live until the process ends: torch 2.13 frees a process group with the GIL held, and waits for a thread
+    of its own that may be waiting for the GIL, for ever."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store.gloo"), 2), rank=rank, world_size=2)
     model = DistributedDataParallel(torch.nn.Linear(WIDTH, WIDTH))
@@ -39,16 +41,17 @@ def train(folder: Path, rank: int) -> None:
         if not left:
             break
     dist.destroy_process_group()
+    return model, over
 
 
 def main(folder: Path) -> int:
     importlib.import_module("torch._dynamo")  # DDP does, in each rank
-    pids = []
+    pids, kept = [], list[object]()
     for rank in range(2):
         if (pid := os.fork()) == 0:
             code = FAILED
             try:
-                train(folder, rank)
+                kept.append(train(folder, rank))
                 code = 0
             except BaseException as error:
                 sys.last_exc = error  # type: ignore[attr-defined]  # as the interpreter does, for its last words
