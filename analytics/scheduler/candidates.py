@@ -163,6 +163,23 @@ def named_layouts(
                 yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", weighted(layout, plan.layer_weights)
 
 
+def joined_layouts(plan: Plan, members: Members, crews: Crews, slow: Collection[int]) -> Iterator[tuple[str, Layout]]:
+    """Stages of tensor-parallel groups joined in pairs, then these again: fewer bubbles for larger sums. In all replicas,
+    in those where nobody is `slow`, and in the others. Not for schedules that pass ranks more than once."""
+    if not plan.teams or any(len(set(groups)) < len(groups) for groups in members):
+        return
+    sound = [all(rank not in slow for group in groups for rank in group) for groups in members]
+    wider = members
+    while max(map(len, wider), default=0) > 1:
+        wider = tuple(tuple(sum(groups[at : at + 2], ()) for at in range(0, len(groups), 2)) for groups in wider)
+        for where, chosen in (("", (True, False)), (" where nobody is slow", (True,)), (" where somebody is slow", (False,))):
+            some = tuple(new if at in chosen else old for new, old, at in zip(wider, members, sound, strict=True))
+            with suppress(PlanError):  # more members than a layer has units, or no room
+                cut = staffed(some, crews)
+                layout = layout_from(plan, cut, tuple(crews.layers_of(plan, one) for one in cut), crews)
+                yield f"stages joined to groups of {max(map(len, sum(wider, ())))}{where}", weighted(layout, plan.layer_weights)
+
+
 def joint_layout(
     plan: Plan, members: Staffed, crews: Crews, job: PlannerJob, *, may_leave: bool
 ) -> Iterator[tuple[str, Layout]]:

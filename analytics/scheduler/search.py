@@ -22,6 +22,7 @@ from unskew.analytics.planners.problem import Level, PlannerJob
 from unskew.analytics.scheduler.candidates import (
     AS_BEFORE,
     anew_layout,
+    joined_layouts,
     joint_layout,
     levels_layouts,
     members_of,
@@ -349,6 +350,8 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
     if any(members):
         yield from named_layouts(current, bench.state.origin, members, crews, leavers)
         found += joint_layout(current, staffed(members, crews), crews, job, may_leave=may_leave)
+        if "tp" in bench.levels and not bench.sound:
+            found += joined_layouts(current, members, crews, [rank for rank, speed in slowest.items() if speed < 1.0])
     at_least = min(2, max(1, sum(map(bool, members))))
     found += anew_layout(current, staffed(everybody, crews), crews, job, at_least=at_least, may_leave=may_leave)
     found += levels_layouts(

@@ -2,7 +2,8 @@
 
 What the surviving speed would allow is the iteration before the fault, shared by devices whose speeds add up to what is left.
 Layers, heads and micro-batches are whole, and a shorter or deeper pipeline has other bubbles: so a plan can fall short of it.
-Around a slow member of a group no plan of two stages a replica has more than 94.6 % (docs/research/benchmarks.md).
+Around a slow member of a group no plan of two stages a replica has more than 94.6 % (docs/research/benchmarks.md); one of a
+single stage can.
 """
 
 from __future__ import annotations
