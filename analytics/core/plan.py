@@ -184,6 +184,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Rank -> the TP group in which it executes, itself in it; ranks that execute alone, or nothing, are absent."""
         return {rank: ranks for ranks in self.teams.values() for rank in ranks}
 
+    @property
+    def widest(self) -> int:
+        """How many members the largest TP group has; 1 = nobody executes with others."""
+        return max(map(len, self.teams.values()), default=1)
+
     def members_at(self, micro_batch: int, layer: int) -> tuple[int, ...]:
         """The ranks that execute `layer` of this micro-batch, together."""
         hops = self.routes[micro_batch].hops

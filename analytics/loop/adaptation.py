@@ -124,6 +124,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             of_warm_up = tuple(one for one in learned if isinstance(one, Verdict | VerdictClosed))
             loop, decided = loop._with_verdicts(monitor, of_warm_up, committed.iteration)
             events += [*(one for one in learned if one not in of_warm_up), *decided]
+            if loop._takes_longer_than(self.monitor):
+                loop = loop.ask_anew(committed.iteration)
         return loop, msgspec.structs.replace(step, events=tuple(events))
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Adaptation, list[Control]]:
@@ -273,6 +275,16 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             self.limit.judged(monitor.sights, now, monitor.unexplained) if judged.log_complete else self.limit.passed_over(now)
         )
         return msgspec.structs.replace(self, limit=seen[0]), seen[1]
+
+    def _takes_longer_than(self, before: Monitor) -> bool:
+        """Whether a predictor has just learned that iterations of the plan in force end later than was known when it came:
+        another plan may be better."""
+        was, now = before.fitted, self.monitor.fitted
+        if was is None or now is None or before.retraining.number == self.monitor.retraining.number:
+            return False
+        last = self.monitor.retraining.seen[-1]
+        grown_us = now.model.end_us(last.plan) - was.model.end_us(last.plan)
+        return 100 * grown_us > self.options.scheduler.min_gain_percent * last.committed.measured_us
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""

@@ -148,7 +148,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
 
     `seen`: the last complete iterations; `fitted_at`: the last that the predictor is fitted on; a new one is due at iteration
     `due_at`, because of `why`; `suspected`: in how many more iterations somebody was who is not known to be slow than nobody,
-    up to twice the patience.
+    up to twice the patience. `ends`: size of the largest tensor-parallel group -> the end of iterations as last learned.
     """
 
     options: RetrainingOptions = RetrainingOptions()
@@ -164,6 +164,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     suspected: int = 0
     due_at: int = 0
     why: str = ""
+    ends: dict[int, float] = {}
 
     def recent(self, n: int) -> tuple[tuple[Work, ...], ...]:
         """The work of the last `n` iterations' micro-batches, oldest first."""
@@ -271,7 +272,12 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     def _adopted(self, found: Fit, trigger: str, now: int, *, upto: int) -> tuple[Retraining, PredictorFitted]:
         """In force from iteration `now` on; it is fitted on iterations up to `upto`."""
         number, due_at = self.number + 1, now + self.options.refit_every
-        after = msgspec.structs.replace(self, fitted=found, fitted_at=upto, number=number, due_at=due_at)
+        last = next((one for one in reversed(self.seen) if one.committed.iteration <= upto), self.seen[-1])
+        widest, end_us = last.plan.widest, found.model.iteration_end_us
+        ends = {**self.ends, widest: end_us}
+        more = {size: us - end_us for size, us in ends.items() if size != widest}
+        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, end_more_us=more))
+        after = msgspec.structs.replace(self, fitted=found, fitted_at=upto, number=number, due_at=due_at, ends=ends)
         return after, fitted_event(found, number=number, watermark=now, trigger=trigger)
 
 
