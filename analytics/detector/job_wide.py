@@ -127,7 +127,7 @@ def sight_of(state: JobWideState, options: JobWideOptions) -> Sight:
     n, known = min(state.judged, options.window), len(state.past)
     if n < options.least_iterations or known < options.least_past:
         least = options.least_past if known < options.least_past else options.least_past + options.least_iterations
-        why = f"{known} iterations without a slowdown, at least {least} are needed to judge the whole job"
+        why = f"{known} iteration{'s' * (known != 1)} without a slowdown, at least {least} are needed to judge the whole job"
         return Sight(scope="job", smallest_slowdown=None, why=why)
     noise = _noise(state.past, options)
     if (risen := _risen(state, options)) is not None:

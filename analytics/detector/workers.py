@@ -262,7 +262,7 @@ def _seen(times: RankTimes, noise: Floats, test: StretchTest, options: DetectorO
     """What (2) would have named of any rank."""
     n, needed = len(times.iterations), options.least_iterations * (3 if test.against_rest else 1)
     if n < needed:
-        return Sight(scope="device", smallest_slowdown=None, why=f"{n} iterations, at least {needed} are needed")
+        return Sight(scope="device", smallest_slowdown=None, why=f"{n} iteration{'s' * (n != 1)}, at least {needed} are needed")
     sigma = max(float(np.nanmax(noise, initial=0.0)), options.sigma_floor)
     settled = msgspec.structs.replace(test, least=options.least_iterations)
     level = settled.smallest(n, sigma, options.least_level(young=n < options.own_past))

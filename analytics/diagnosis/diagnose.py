@@ -334,9 +334,9 @@ def _missing(log: RunLog, seen: Observability) -> list[str]:
         found.append("long_sequences, stage_imbalance, time lost: no forward and backward times per micro-batch")
     if seen == "iterations":
         found.append("slow_device, slow_link: neither chunk nor collective times")
-        needed = JobWideOptions().least_past
-        if log.iterations.height < needed:
-            found.append(f"unknown: {log.iterations.height} iterations, at least {needed} are needed to judge the whole job")
+        n, needed = log.iterations.height, JobWideOptions().least_past
+        if n < needed:
+            found.append(f"unknown: {n} iteration{'s' * (n != 1)}, at least {needed} are needed to judge the whole job")
     elif not kinds & {"send", "recv"}:
         found.append("slow_link: no times of messages between ranks")
     elif not log.released:
