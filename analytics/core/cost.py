@@ -104,8 +104,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
     `cores`: those that the ranks share, where they are more (pipeline/shared_cores.py); of its time in chunks a rank is without
     one for the part `idle` (0 to 1; absent = it works all the time).
-    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`. `end_more_us`: size of the
-    largest tensor-parallel group -> by how much the end is longer, as was learned under plans with such groups; absent = 0:
+    `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`. `end_more_us`: (size of the
+    largest tensor-parallel group, by how much the end is longer), as was learned under plans with such groups; absent = 0:
     what groups exchange is in part work of the hosts, which no chunk shows. `sync`: what they take beside
     the backward pass; None = they are no more than a part of the end.
 
@@ -124,7 +124,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cores: int | None = None
     idle: dict[int, float] = {}
     iteration_end_us: float = 0.0
-    end_more_us: dict[int, float] = {}
+    end_more_us: tuple[tuple[int, float], ...] = ()
     collective_us: float = 0.0
     sync: GradientSync | None = None
     prediction_intervals: dict[str, float] = msgspec.field(name="bars", default_factory=dict)
@@ -184,7 +184,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         end_us = self.iteration_end_us
         if self.end_more_us:
-            end_us = max(end_us + self.end_more_us.get(plan.widest, 0.0), 0.0)
+            end_us = max(end_us + dict(self.end_more_us).get(plan.widest, 0.0), 0.0)
         if not self.collective_us or self.sync is not None:
             return end_us
         return end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)

@@ -277,14 +277,13 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, limit=seen[0]), seen[1]
 
     def _takes_longer_than(self, before: Monitor) -> bool:
-        """Whether a predictor has just learned that iterations of the plan in force end later than was known when it came:
-        another plan may be better."""
-        was, now = before.fitted, self.monitor.fitted
-        if was is None or now is None or before.retraining.number == self.monitor.retraining.number:
+        """Whether the predictor has just learned, under the first plan with groups of this size, that iterations end later with
+        such: another plan may be better."""
+        was, now = before.retraining, self.monitor.retraining
+        if was.fitted is None or now.fitted is None or now.ends.size in was.ends.later_us:
             return False
-        last = self.monitor.retraining.seen[-1]
-        grown_us = now.model.end_us(last.plan) - was.model.end_us(last.plan)
-        return 100 * grown_us > self.options.scheduler.min_gain_percent * last.committed.measured_us
+        grown_us = now.fitted.model.iteration_end_us - was.fitted.model.iteration_end_us
+        return 100 * grown_us > self.options.scheduler.min_gain_percent * now.seen[-1].committed.measured_us
 
     def _tried(self, committed: CommittedIteration, predicted_us: float) -> tuple[Adaptation, list[Control]]:
         """With the iteration in the trial in progress, which closes when it has lasted long enough."""

@@ -207,6 +207,7 @@ def fit_terms(
         sum_token_us=sum_token_us,
         collective_us=max(0.0, median(collectives_us)) if collectives_us else 0.0,
         iteration_end_us=0.0,
+        end_more_us=(),
     )
     makespans = [predict_us(seen, bare) for seen in iterations]
     remains = [seen.us - makespan for seen, makespan in zip(iterations, makespans, strict=True)]

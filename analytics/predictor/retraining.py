@@ -29,6 +29,7 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Iteration
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.predictor.ends import EndsBySize
 from unskew.analytics.predictor.fit import (
     Fit,
     NotIdentifiable,
@@ -148,7 +149,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
 
     `seen`: the last complete iterations; `fitted_at`: the last that the predictor is fitted on; a new one is due at iteration
     `due_at`, because of `why`; `suspected`: in how many more iterations somebody was who is not known to be slow than nobody,
-    up to twice the patience. `ends`: size of the largest tensor-parallel group -> the end of iterations as last learned.
+    up to twice the patience.
     """
 
     options: RetrainingOptions = RetrainingOptions()
@@ -164,7 +165,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     suspected: int = 0
     due_at: int = 0
     why: str = ""
-    ends: dict[int, float] = {}
+    ends: EndsBySize = EndsBySize()
 
     def recent(self, n: int) -> tuple[tuple[Work, ...], ...]:
         """The work of the last `n` iterations' micro-batches, oldest first."""
@@ -273,10 +274,9 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
         """In force from iteration `now` on; it is fitted on iterations up to `upto`."""
         number, due_at = self.number + 1, now + self.options.refit_every
         last = next((one for one in reversed(self.seen) if one.committed.iteration <= upto), self.seen[-1])
-        widest, end_us = last.plan.widest, found.model.iteration_end_us
-        ends = {**self.ends, widest: end_us}
-        more = {size: us - end_us for size, us in ends.items() if size != widest}
-        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, end_more_us=more))
+        before_us = None if self.fitted is None else self.fitted.model.iteration_end_us
+        ends = self.ends.fitted(last.plan.widest, found.model.iteration_end_us, before_us)
+        found = msgspec.structs.replace(found, model=msgspec.structs.replace(found.model, end_more_us=ends.more))
         after = msgspec.structs.replace(self, fitted=found, fitted_at=upto, number=number, due_at=due_at, ends=ends)
         return after, fitted_event(found, number=number, watermark=now, trigger=trigger)
 

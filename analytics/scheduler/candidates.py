@@ -163,17 +163,21 @@ def named_layouts(
                 yield f"without {', '.join(f'rank {rank}' for rank in leavers[:count])}", weighted(layout, plan.layer_weights)
 
 
-def joined_layouts(plan: Plan, members: Members, crews: Crews, slow: Collection[int]) -> Iterator[tuple[str, Layout]]:
-    """Stages of tensor-parallel groups joined in pairs, then these again: fewer bubbles for larger sums. In all replicas,
-    in those where nobody is `slow`, and in the others. Not for schedules that pass ranks more than once."""
+def joined_layouts(
+    plan: Plan, origin: Plan, members: Members, crews: Crews, slow: Collection[int]
+) -> Iterator[tuple[str, Layout]]:
+    """Stages of tensor-parallel groups joined in pairs, then these again: fewer bubbles for larger sums. In all replicas, in
+    whole ones, where nobody is `slow` or gone, and in the others. Not for schedules that pass ranks more than once."""
     if not plan.teams or any(len(set(groups)) < len(groups) for groups in members):
         return
-    sound = [all(rank not in slow for group in groups for rank in group) for groups in members]
+    began = Counter(role.replica for role in origin.roles)
+    ranks_of = [[rank for group in groups for rank in group] for groups in members]
+    whole = [len(ranks) >= began[replica] and not {*ranks} & {*slow} for replica, ranks in enumerate(ranks_of)]
     wider = members
     while max(map(len, wider), default=0) > 1:
         wider = tuple(tuple(sum(groups[at : at + 2], ()) for at in range(0, len(groups), 2)) for groups in wider)
-        for where, chosen in (("", (True, False)), (" where nobody is slow", (True,)), (" where somebody is slow", (False,))):
-            some = tuple(new if at in chosen else old for new, old, at in zip(wider, members, sound, strict=True))
+        for where, chosen in (("", (True, False)), (" in whole replicas", (True,)), (" in the other replicas", (False,))):
+            some = tuple(new if at in chosen else old for new, old, at in zip(wider, members, whole, strict=True))
             with suppress(PlanError):  # more members than a layer has units, or no room
                 cut = staffed(some, crews)
                 layout = layout_from(plan, cut, tuple(crews.layers_of(plan, one) for one in cut), crews)

@@ -210,7 +210,7 @@ class PlanBench:
     @property
     def _least_end_us(self) -> float:
         cost = self.state.cost
-        return max(cost.iteration_end_us + min([0.0, *cost.end_more_us.values()]), 0.0)
+        return max(cost.iteration_end_us + min([0.0, *dict(cost.end_more_us).values()]), 0.0)
 
     def times_by_kind(self) -> dict[int, RankTimes]:
         """Mean F, B and W of a micro-batch on each living rank."""
@@ -356,7 +356,8 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
         yield from named_layouts(current, bench.state.origin, members, crews, leavers)
         found += joint_layout(current, staffed(members, crews), crews, job, may_leave=may_leave)
         if "tp" in bench.levels and not bench.sound:
-            found += joined_layouts(current, members, crews, [rank for rank, speed in slowest.items() if speed < 1.0])
+            slow = [rank for rank, speed in slowest.items() if speed < 1.0]
+            found += joined_layouts(current, bench.state.origin, members, crews, slow)
     at_least = min(2, max(1, sum(map(bool, members))))
     found += anew_layout(current, staffed(everybody, crews), crews, job, at_least=at_least, may_leave=may_leave)
     found += levels_layouts(
