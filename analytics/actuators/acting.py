@@ -374,8 +374,8 @@ def _tried(state: ActingState, released: IterationTelemetry) -> tuple[ActingStat
     before = old or Division(samples=_first_samples(state, division))
     predicted_us, baseline_us = times.mean_us(division, known), times.mean_us(before, known)
     if division.window and state.level is not None:
-        of_step_us = state.level.step_us(state.plan, released)
-        predicted_us, baseline_us = of_step_us, of_step_us * baseline_us / predicted_us + state.level.longer_us
+        of_step_us, longer_us = state.level.step_us(state.plan, released), state.level.longer_us
+        predicted_us, baseline_us = of_step_us + longer_us, of_step_us * baseline_us / predicted_us + longer_us
     row = Row(now, predicted_us, baseline_us, took_us(released))
     trial = msgspec.structs.replace(trial, rows=(*trial.rows, row))
     steps = len(known) // times.micro_batches

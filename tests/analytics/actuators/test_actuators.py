@@ -23,7 +23,17 @@ from unskew.analytics.lab.studies.noise import load_lengths
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.alerts.rules import Rule
 from unskew.collector.command import Command
-from unskew.collector.events import Event, LoaderDivided, Note, Party, PlanFailed, PlanProposed, RankAttached, Verdict
+from unskew.collector.events import (
+    Event,
+    LoaderDivided,
+    Note,
+    Party,
+    PlanFailed,
+    PlanProposed,
+    PlanScored,
+    RankAttached,
+    Verdict,
+)
 from unskew.collector.paths import Store
 from unskew.runtime.attach.acting import ActOptions, JobActing
 
@@ -114,6 +124,15 @@ def test_ranks_that_lack_cores_or_are_held_up_hide_nothing_of_the_gain() -> None
         for seed in range(3)
     ]
     assert [abs(gain.predicted / gain.measured - 1) < 0.2 for gain in gains if gain is not None] == [True] * 3
+
+
+def test_steps_that_are_held_up_alike_before_and_after_are_no_error_of_the_prediction() -> None:
+    """What held them up was counted for the division before alone."""
+    events = divided_rules.trained(DividedLoop("prolong", padded=True, coreless=0.5), 0)
+    (score,) = [event for event in events if isinstance(event, PlanScored)][:1]
+    assert score.predicted_s is not None
+    assert score.measured_s is not None
+    assert abs(score.predicted_s / score.measured_s - 1) < 0.05
 
 
 def test_a_loader_of_short_batches_alone_is_nothing_to_act_on() -> None:
