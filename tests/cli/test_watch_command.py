@@ -276,6 +276,25 @@ def test_a_watcher_that_cannot_begin_leaves_its_place_to_the_command(tmp_path: P
     assert "the command runs all the same: [Errno 28] No space left on device" in result.stderr
 
 
+@pytest.mark.parametrize("error", [PermissionError, RuntimeError])
+def test_a_command_that_runs_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A signal that cannot be passed on, as to another user's process, was taken for a command that had not been started."""
+
+    def refused(*_: object) -> None:
+        raise error
+
+    def run(*_: object) -> None:
+        sys.exit(9)
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", refused)
+    monkeypatch.setattr(os, "execvpe", run)
+    words = "sleep 1; kill -TERM $PPID; sleep 0.5; kill -TERM $PPID; sleep 0.5; exit 7"
+    result = CliRunner().invoke(app, ["watch", "--store", str(tmp_path / "store"), "--", "sh", "-c", words])
+    assert result.exit_code == 7, result.output
+
+
 @pytest.mark.slow
 def test_a_training_of_which_the_disk_took_nothing_is_not_said_to_be_none(tmp_path: Path) -> None:
     """With no file larger than nothing, as on a disk that is full from the start."""

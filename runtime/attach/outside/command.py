@@ -93,8 +93,8 @@ def watch_command(
                 process = subprocess.Popen(command, env=environment(store, run, os.environ))
             except OSError as error:
                 raise NotStartedError(cannot_start(command, error)) from error
-            relay.to(process)
             try:
+                relay.to(process)
                 watcher.started(process.pid)
                 while process.poll() is None:
                     collector.keep()
@@ -107,7 +107,9 @@ def watch_command(
             except Exception as error:  # a full disk, a fault of our own: that is ours, and costs the training nothing
                 with suppress(Exception):  # a closed terminal
                     on_problem(in_words(error))
-                process.wait()
+            while process.returncode is None:  # whoever started it again now would have it twice
+                with suppress(Exception):
+                    process.wait()
     return _code_of(process), end
 
 
@@ -212,5 +214,5 @@ class _SignalRelay:
         if self._process is None:
             self._early = number
             return
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it has ended, or has become another user's
             self._process.send_signal(number)
