@@ -75,7 +75,8 @@ class OpenVerdict(msgspec.Struct, frozen=True):
 class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `compared`: (rank or None, cause) -> the open verdict of a comparison; `held_back`: number
     -> a verdict that waits for better evidence, `stated`: the numbers of those that do not; `beside`: what the last comparison,
-    at iteration `compared_at`, would have seen, None = nobody is beside; `can_be_probed`: its ranks answer `unskew probe`."""
+    at iteration `compared_at`, would have seen, None = nobody is beside; `known_since`: rank that is given less -> from
+    which iteration on it is predicted by its speed; `can_be_probed`: its ranks answer `unskew probe`."""
 
     monitor: Monitor
     plan: Plan
@@ -86,6 +87,7 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
     stated: frozenset[int] = frozenset()
     beside: Sight | None = NOT_COMPARED
     compared_at: int = -COMPARE_AGAIN
+    known_since: dict[int, int] = {}
     limit: LimitState = LimitState()
     can_be_probed: bool = False
 
@@ -137,7 +139,8 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
         state, found = _compared(state, one.iteration)
         events += found
     named = [open_.verdict for open_ in state.compared.values() if open_.verdict.verdict in state.stated]
-    unexplained = without_named(state.monitor.unexplained, named, one.iteration)
+    known_since = {**state.known_since, **dict.fromkeys(state.monitor.detector.speeds, 0)}
+    unexplained = without_named(state.monitor.unexplained, named, known_since, one.iteration)
     limit, limits = state.limit.judged(state.sights, one.iteration, unexplained)
     events += limits
     state = msgspec.structs.replace(state, limit=limit)
@@ -156,7 +159,8 @@ def applied(state: AttachedState, plan: Plan, iteration: int) -> tuple[AttachedS
         if (rank := one.culprits[0].rank) is not None and rank in _fewer(state)
     }
     monitor, events = state.monitor.knowing(speeds, iteration)
-    return msgspec.structs.replace(state, monitor=monitor), events
+    known_since = {rank: state.known_since.get(rank, iteration) for rank in speeds}
+    return msgspec.structs.replace(state, monitor=monitor, known_since=known_since), events
 
 
 def _to_be_compared(state: AttachedState, iteration: int) -> bool:

@@ -11,7 +11,7 @@ the others', five times more than is stated: the same verdict, at 0.05, since th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import log
 
 import msgspec
@@ -65,11 +65,18 @@ def costs_more(open_: Verdict, found: Verdict) -> Verdict | None:
     return msgspec.structs.replace(found, verdict=open_.verdict) if now >= WORSE * stated else None
 
 
-def without_named(found: UnexplainedTime, named: Iterable[Verdict], iteration: int) -> UnexplainedTime:
-    """The time that no cause explains, less what slow ranks cost that comparisons have named: a predictor that was fitted
-    on one that was slow from its first step on does not know that as a cause."""
-    shares = (float(one.evidence["share_of_time"]) * (1 - one.since_iteration / (iteration + 1)) for one in named)
-    left = max(found.of_measured - sum(shares), 0.0)
+def without_named(
+    found: UnexplainedTime, named: Iterable[Verdict], known_since: Mapping[int, int], iteration: int
+) -> UnexplainedTime:
+    """The time that no cause explains, less what the costliest of the slow ranks costs that comparisons have `named`: a
+    predictor that was fitted on one that was slow from its first step on does not know that as a cause before its speed is
+    known. Those that are slow at once hold up the same time; what ranks do beside their passes always has a cause."""
+    shares = [
+        float(one.evidence["share_of_time"]) * (known_since.get(one.culprits[0].rank or 0, iteration + 1) - one.since_iteration)
+        for one in named
+        if one.speed.keys() & {*CHUNKS}
+    ]
+    left = max(found.of_measured - max([0.0, *shares]) / (iteration + 1), 0.0)
     of_lost = None if found.of_lost is None else found.of_lost * left / max(found.of_measured, left, 1e-9)
     return msgspec.structs.replace(found, of_measured=left, of_lost=of_lost)
 
