@@ -49,8 +49,9 @@ END_OVER, LEAST_ENDS = 8, 4
 """So many iterations at most and at least, the last in which nobody was suspected, tell how their end differs from the
 fitted one."""
 
-AGAIN_OVER = 20
-"""So many tell what comes again now and then: checkpoints come every ten, and what came once may not come again."""
+AGAIN_OVER, AROUND = 20, END_OVER // 2
+"""So many tell what comes again now and then: checkpoints come every ten, and what came once may not come again, so what comes
+more rarely than twice in so many is not seen. Each is compared with so many before and behind it."""
 
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
@@ -143,12 +144,14 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def longer_us(self) -> float:
         """By how much the end of iterations is longer of late than the fitted one: it is the machine's, and moves with what
-        else the machine does. Where some take longer than the median again and again, as after checkpoints, the mean does."""
+        else the machine does. Where some take longer than those around them again and again, as after checkpoints, so does the
+        mean: a level that moves is none of these."""
         if self.fitted is None or len(self.longer) < LEAST_ENDS:
             return 0.0
         longer_us = [us for _, us in self.longer]
-        _, least_us, *others_us, most_us, _ = sorted(longer_us)
-        again_us = fmean([least_us, least_us, *others_us, most_us, most_us]) - median(longer_us)
+        over_us = [us - median(longer_us[max(at - AROUND, 0) : at + AROUND + 1]) for at, us in enumerate(longer_us)]
+        _, least_us, *others_us, most_us, _ = sorted(over_us[-AGAIN_OVER:])
+        again_us = fmean([least_us, least_us, *others_us, most_us, most_us])
         return max(median(longer_us[-END_OVER:]) + max(again_us, 0.0), -self.fitted.model.iteration_end_us)
 
     @property
@@ -204,7 +207,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if first or sample.suspicion >= self.retraining.options.suspicious_score:
             return self
         more = sample.committed.iteration, sample.committed.measured_us - predicted_us
-        return msgspec.structs.replace(self, longer=(*self.longer, more)[-AGAIN_OVER:])
+        return msgspec.structs.replace(self, longer=(*self.longer, more)[-(AGAIN_OVER + AROUND) :])
 
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
