@@ -150,7 +150,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Chunk costs of a device class at a TP degree.
 
         What was never measured is taken from the same class at the nearest degree, as if each of k members did 1/k of the
-        work; a class that was never measured is taken for the reference's.
+        work, but not of what a chunk takes by itself; a class that was never measured is taken for the reference's.
         """
         if (found := self._known.get(place)) is not None:
             return found
@@ -159,7 +159,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if not degrees:
             return self.costs_at((self.device_class, tp))
         nearest = min(degrees, key=lambda degree: (abs(log(degree / tp)), degree))
-        return {kind: cost.times(nearest / tp) for kind, cost in self._known[name, nearest].items()}
+        known = self._known[name, nearest]
+        return {kind: msgspec.structs.replace(cost.times(nearest / tp), own_us=cost.own_us) for kind, cost in known.items()}
 
     @cached_property
     def joined(self) -> CostModel:

@@ -42,8 +42,8 @@ TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this or
 HELD_OUT = 4  # every fourth
 COVERAGE = 0.9  # of the prediction intervals
 MOST_MESSAGES = 400  # so many tell what messages cost as well as all
-MOST_OWN = 0.5  # of the shortest chunk: more of it is not taken for what a chunk takes by itself
-_NOTHING: Mapping[str, float] = {}
+MOST_OWN = 0.5  # of a short chunk: more of it is not taken for what a chunk takes by itself
+SHORT = 0.1  # such a part of the chunks is shorter than a short one: a single one may have taken next to nothing
 
 
 class NotIdentifiable(ValueError):  # noqa: N818  # a state of the data, not a mistake
@@ -83,6 +83,14 @@ def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
     return median([abs(expected_us(model, chunk) / chunk.us - 1) for chunk in known] or [inf])
 
 
+class OwnTime(msgspec.Struct, frozen=True):
+    """What chunks of each kind took `rank` by themselves, beside their layers, as one of `tp` members."""
+
+    rank: int
+    tp: int
+    us: Mapping[str, float]
+
+
 class _KindFit(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of work at one place: what was fitted to `chunks`, and predicted over measured of those that were held out."""
 
@@ -103,11 +111,11 @@ _Parts = Mapping[Place, Mapping[str, _KindFit]]
 def fit(
     chunks: Sequence[Chunk],
     classes: Mapping[str, tuple[int, ...]] | None = None,
-    own_us: Mapping[str, float] = _NOTHING,
+    own: Sequence[OwnTime] = (),
 ) -> Fit:
     """Fit the chunk costs of healthy devices to chunks at their speed (`at_healthy_speed`), each device class at each TP degree
-    by itself. `classes`: name -> its ranks. The reference is the place with the most chunks. `own_us`: kind -> what a chunk was
-    measured to take beside its layers.
+    by itself. `classes`: name -> its ranks. The reference is the place with the most chunks. `own`: what chunks of healthy
+    ranks were measured to take beside their layers; where nobody measured it they take nothing.
 
     Raises `NotIdentifiable` when no chunk has a positive time.
     """
@@ -120,7 +128,10 @@ def fit(
         found.setdefault(model.place_of(chunk.rank, chunk.tp), {}).setdefault(chunk.kind, []).append(chunk)
     kinds = sorted({chunk.kind for chunk in usable})
     by_size = sorted(found, key=lambda place: (-sum(map(len, found[place].values())), place))
-    parts = {place: _fit_parts(found[place], own_us) for place in by_size}
+    own_at: dict[Place, list[Mapping[str, float]]] = {}
+    for one in own:
+        own_at.setdefault(model.place_of(one.rank, one.tp), []).append(one.us)
+    parts = {place: _fit_parts(found[place], _median_own_us(own_at.get(place, ()))) for place in by_size}
     of_kind = {kind: [of[kind] for of in parts.values() if kind in of] for kind in kinds}
     ratios = {kind: np.concatenate([part.ratios for part in of]) for kind, of in of_kind.items()}
     prediction_intervals = {kind: prediction_interval(of.tolist()) for kind, of in ratios.items()}
@@ -266,7 +277,7 @@ def _fit_parts(found: Mapping[str, Sequence[Chunk]], own_us: Mapping[str, float]
     return parts
 
 
-def median_own_us(of_ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _median_own_us(of_ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Kind of work -> what a chunk takes by itself, of what ranks measured."""
     kinds = {kind for own_us in of_ranks for kind in own_us}
     return {kind: max(median(own_us[kind] for own_us in of_ranks if kind in own_us), 0.0) for kind in kinds}
@@ -280,8 +291,9 @@ def _without_forward(chunk: Chunk, forward: _KindFit | None) -> Chunk:
 
 
 def _fit_part(chunks: Sequence[Chunk], own_us: float) -> _KindFit:
+    own_us = min(own_us, MOST_OWN * float(np.quantile([chunk.us for chunk in chunks], SHORT)))
+    chunks = [chunk for chunk in chunks if own_us <= MOST_OWN * chunk.us]
     features, us = features_of(chunks)
-    own_us = min(own_us, MOST_OWN * float(us.min()))
     data = data_of(features, us - own_us)
     solution = solve(data)
     return _KindFit(
@@ -289,7 +301,7 @@ def _fit_part(chunks: Sequence[Chunk], own_us: float) -> _KindFit:
         cost=ChunkCost(**dict(zip(TERMS, solution.coefficients.tolist(), strict=True)), own_us=own_us),
         unidentified=tuple(name for i, name in enumerate(TERMS) if i not in solution.terms),
         left_out=solution.left_out,
-        ratios=ratios_on(_held_out(chunks), data, solution),
+        ratios=ratios_on(_held_out(chunks), data, solution, own_us),
     )
 
 

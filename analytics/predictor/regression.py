@@ -72,9 +72,9 @@ def solve(data: RegressionData, *, huber: float = HUBER, least_slow: float = LEA
     return RegressionSolution(coefficients, terms, tuple(sorted(out)))
 
 
-def ratios_on(held: NDArray[np.bool_], data: RegressionData, solution: RegressionSolution) -> Floats:
+def ratios_on(held: NDArray[np.bool_], data: RegressionData, solution: RegressionSolution, beside_us: float = 0.0) -> Floats:
     """Predicted over measured of the chunks that are `held` out of a fit to the others (of all, when none is); ranks that were
-    left out count in neither."""
+    left out count in neither. `beside_us`: what each chunk takes beside the times that are fitted."""
     kept = ~np.isin(data.rank, solution.left_out)
     held = kept & held
     coefficients = solution.coefficients
@@ -82,7 +82,7 @@ def ratios_on(held: NDArray[np.bool_], data: RegressionData, solution: Regressio
         learned = data.where(kept & ~held)
         coefficients = _fit_robust(learned, _identifiable(learned, solution.terms))
     tested = data.where(held if held.any() else kept)
-    return np.asarray(tested.design @ coefficients / tested.us)
+    return np.asarray((tested.design @ coefficients + beside_us) / (tested.us + beside_us))
 
 
 def _best_terms(data: RegressionData, huber: float) -> tuple[list[int], Floats]:

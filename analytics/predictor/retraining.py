@@ -33,13 +33,13 @@ from unskew.analytics.predictor.ends import EndsBySize
 from unskew.analytics.predictor.fit import (
     Fit,
     NotIdentifiable,
+    OwnTime,
     TimedIteration,
     at_healthy_speed,
     expected_us,
     fit,
     fit_terms,
     median_error,
-    median_own_us,
 )
 from unskew.collector.events import IterationJudged, PredictorFitted, Verdict, VerdictClosed
 
@@ -324,7 +324,7 @@ def fit_seen(
     collectives = [us for one in seen for us in one.released.collectives_us]
     group_steps = [step for one in seen for step in one.released.group_steps]
     healthy = [(one, rank) for one in seen if one.committed.iteration > 0 for rank in one.released.own_us.keys() - one.speeds]
-    own_us = [one.released.own_us[rank] for one, rank in healthy]
+    own = [OwnTime(rank, len(one.plan.team_of.get(rank, (rank,))), one.released.own_us[rank]) for one, rank in healthy]
     bucket_steps = [step for one in seen for step in one.released.bucket_steps]
 
     def makespan_us(timed: TimedIteration, cost: CostModel) -> float:
@@ -334,7 +334,7 @@ def fit_seen(
         if before is not None and _witnessed(chunks, before.model) != _witnessed(everything, before.model):
             found = before
         else:
-            found = fit(chunks, classes, median_own_us(own_us))
+            found = fit(chunks, classes, own)
         model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores)
         found = msgspec.structs.replace(found, model=model)
         timed = [

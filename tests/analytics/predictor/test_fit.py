@@ -11,7 +11,15 @@ from unskew.analytics.core.iteration import Chunk, CommittedIteration, Iteration
 from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.fit import NotIdentifiable, TimedIteration, at_healthy_speed, fit, fit_terms, message_costs
+from unskew.analytics.predictor.fit import (
+    NotIdentifiable,
+    OwnTime,
+    TimedIteration,
+    at_healthy_speed,
+    fit,
+    fit_terms,
+    message_costs,
+)
 from unskew.analytics.predictor.refit import coverage
 from unskew.analytics.predictor.retraining import NO_WORSE, IterationSample, PredictorBacktest, fit_seen
 
@@ -328,3 +336,43 @@ def test_what_a_chunk_takes_by_itself_is_no_part_of_its_layers() -> None:
     of_slow = fit_seen(slow)
     assert of_slow is not None
     assert of_slow.model.chunks["F"].own_us == 0.0
+
+
+def own_chunks(own_us: float, ranks: range, tp: int = 1, *, n: int = 100) -> list[Chunk]:
+    """`n` forward chunks of each rank, of 2 to 5 layers, with noise of 5 %."""
+    random, found = np.random.default_rng(11), []
+    cost = ChunkCost(layer_us=200.0, token_us=3.0, token2_us=0.001, head_us_per_token=2.0, own_us=own_us)
+    for rank in ranks:
+        for _ in range(n):
+            work, n_layers = work_of([int(n) for n in random.integers(10, 200, 3)]), int(random.integers(2, 6))
+            us = cost.us(work, n_layers, False) * float(np.exp(random.normal(0, 0.05)))
+            found.append(Chunk(rank, "F", n_layers, False, work, us, tp=tp))
+    return found
+
+
+def test_where_nobody_measured_it_a_chunk_takes_nothing_by_itself() -> None:
+    """Neither in groups, nor on devices of another class; what a degree never executed takes is no less than nearby."""
+    chunks = [*own_chunks(2000.0, range(2)), *own_chunks(0.0, range(2, 4), tp=2), *own_chunks(500.0, range(4, 6))]
+    classes = {"old": (4, 5)}
+    measured = [OwnTime(0, 1, {"F": 2000.0}), OwnTime(1, 1, {"F": 2000.0}), OwnTime(4, 1, {"F": 500.0})]
+    model = fit(chunks, classes, measured).model
+    assert model.costs_at(("", 1))["F"].own_us == 2000.0
+    assert model.costs_at(("", 2))["F"].own_us == 0.0
+    assert model.costs_at(("old", 1))["F"].own_us == 500.0
+    assert model.costs_at(("old", 2))["F"].own_us == 500.0
+    assert fit(chunks, classes, measured[:2]).model.costs_at(("old", 1))["F"].own_us == 0.0
+
+
+def test_a_single_short_chunk_does_not_bound_what_chunks_take_by_themselves() -> None:
+    chunks, own = own_chunks(1661.0, range(4)), [OwnTime(0, 1, {"F": 1661.0})]
+    whole = fit(chunks, None, own).model.chunks["F"]
+    bent = fit([msgspec.structs.replace(chunks[0], us=2.0), *chunks[1:]], None, own).model.chunks["F"]
+    assert bent.own_us == whole.own_us == 1661.0
+    assert bent.token_us == pytest.approx(whole.token_us, rel=0.01)
+
+
+def test_stated_errors_are_of_whole_chunks_with_what_they_take_by_themselves() -> None:
+    chunks = own_chunks(1500.0, range(4))
+    found = fit(chunks, None, [OwnTime(0, 1, {"F": 1500.0})])
+    assert found.error_percent["F"] == pytest.approx(4.0, abs=0.4)  # the mean deviation of noise of 5 %
+    assert found.model.prediction_intervals["F"] == pytest.approx(0.082, abs=0.01)  # 1.645 of its standard deviations
