@@ -88,11 +88,12 @@ def _of_verdict(judged: VerdictState, state: RunState) -> Headline:
     facts.append((f"confidence {verdict.confidence:.0%}".replace("%", " %"), "quiet"))
     notes = []
     if verdict.victims:
-        verb = "waits" if len(verdict.victims) == 1 and verdict.victims[0].kind == "device" else "wait"
+        alone = len(verdict.victims) == 1 and verdict.victims[0].kind == "device"
+        verb = "waits" if alone else "wait"
         if state.finished is not None or answer is not None:
             verb = "waited"
         who = parties(verdict.victims)
-        notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: victims, not at fault.")
+        notes.append(f"{who[0].upper()}{who[1:]} only {verb} for it: {'a victim' if alone else 'victims'}, not at fault.")
     if answer is not None:
         facts.append((f"answered by plan {answer}", "info"))
     elif step := verdict.evidence.get("next_step"):
