@@ -37,6 +37,9 @@ from unskew.analytics.scheduler.crews import Crew, Crews, shares_of
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 from unskew.collector.events import CHUNK_KINDS, ChunkKind
 
+UNSEEN = 1.1
+"""A plan with a group twice as large as any that has been measured must be better by this factor: what its members exchange
+beside their sums is not known."""
 LENT_ACTIONS = 300_000
 """Scheduled by the search for layers to lend: some 0.9 s of a core."""
 
@@ -76,6 +79,7 @@ class PlanBench:
             self.room = None
         self.crews = Crews(self.costs, state.speeds, state.units, self.room, even="tp" not in levels)
         self.levels = levels
+        self._measured = max([state.cost.tp, plan.widest, *(place.tp for place in state.cost.others)])
         self.pricing = Pricing(self.costs, state.speeds)
 
     def fitted(self, name: str, layout: Layout, plan: Plan | None = None) -> Plan | None:
@@ -118,7 +122,8 @@ class PlanBench:
 
     def objective(self, candidate: Candidate) -> float:
         """Mean iteration time with the cost of the change spread over the rest of the run."""
-        return candidate.predicted_us + candidate.cost_us / self.remaining
+        unseen = UNSEEN if self.plans[candidate].widest >= 2 * self._measured else 1.0
+        return unseen * candidate.predicted_us + candidate.cost_us / self.remaining
 
     def job(self, members: int) -> PlannerJob:
         """The mean micro-batch of the recent batches as the planners take it, with the memory of so many ranks for each
