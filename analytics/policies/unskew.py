@@ -117,6 +117,7 @@ def state_of(cluster: ClusterView, alive: frozenset[int]) -> SchedulerState:
         units=job.heads,
         room=Room(memory=LayerMemory.of_layers(layer_bytes), tokens=0, rank_bytes=job.room_bytes),
         ranks_per_node=job.gpus_per_node if job.tp <= job.gpus_per_node else 0,
+        prices_sums=False,
     )
 
 

@@ -360,7 +360,7 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
     if any(members):
         yield from named_layouts(current, bench.state.origin, members, crews, leavers)
         found += joint_layout(current, staffed(members, crews), crews, job, may_leave=may_leave)
-        if "tp" in bench.levels and not bench.sound:
+        if "tp" in bench.levels and bench.state.prices_sums and not bench.sound:
             slow = [rank for rank, speed in slowest.items() if speed < 1.0]
             found += joined_layouts(current, bench.state.origin, members, crews, slow)
     at_least = min(2, max(1, sum(map(bool, members))))

@@ -23,7 +23,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     together; `regroup_us`: standstill at the boundary. `slow_since[r]`: the iteration in which the slowness of rank r began.
     `units`: in how many a layer can be cut among the members of a tensor-parallel group; 0 = it cannot. `room`: the memory that
     ranks have, and what fills it; None = without limit. `ranks_per_node`: the members of a group share a node of so many; 0 =
-    wherever they are.
+    wherever they are. `prices_sums`: `cost` says what groups exchange; else larger ones look better than they are.
     """
 
     origin: Plan
@@ -39,6 +39,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     units: int = 0
     room: Room | None = None
     ranks_per_node: int = 0
+    prices_sums: bool = True
 
 
 Part = Literal["joint planner", "laid out anew", "ResiHP's three levels", "local search", "worth test"]

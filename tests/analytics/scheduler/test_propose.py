@@ -215,7 +215,7 @@ def test_a_tensor_parallel_group_has_no_more_members_than_a_layer_has_units():
 def test_stages_are_joined_to_larger_groups_where_their_sums_cost_little():
     """Two stages of two replicas, four heads a layer: with a slow member no plan of two stages has more than 94.6 % of what is
     left, for layers and heads are whole; one group of four has no bubble. Expensive sums, a gain of less than a tenth by what
-    was never measured, or nodes of two ranks, forbid it."""
+    was never measured, sums without a price, or nodes of two ranks, forbid it."""
     origin = uniform_plan(tp=2, pp=2, dp=2, n_layers=16, micro_batches=8)
     slow = msgspec.structs.replace(state(origin=origin, slow={2: 0.5}, batches=draw_batches(8, 20)), units=4)
     proposal, reason = propose(0, origin, slow)
@@ -225,7 +225,8 @@ def test_stages_are_joined_to_larger_groups_where_their_sums_cost_little():
     assert possible_us / proposal.predicted_us > 1.0
     expensive = msgspec.structs.replace(slow, cost=msgspec.structs.replace(slow.cost, sum_us=4_000.0))
     little = msgspec.structs.replace(slow, cost=msgspec.structs.replace(slow.cost, iteration_end_us=600_000.0))
-    for unfit in (expensive, little, msgspec.structs.replace(slow, ranks_per_node=2)):
+    unpriced = msgspec.structs.replace(slow, prices_sums=False)
+    for unfit in (expensive, little, unpriced, msgspec.structs.replace(slow, ranks_per_node=2)):
         kept, reason = propose(0, origin, unfit)
         assert kept is not None, reason
         assert max(len(group) for group in kept.plan.team_of.values()) == 2
