@@ -55,7 +55,7 @@ def job_of(
         name="run", tp=tp, dp=dp, pp=pp, n_layers=origin.n_layers, hidden=1, heads=max(units, 1), parameters=parameters,
         micro_batches=len(origin.routes), schedule=origin.schedule, measured=_UNMEASURED,
         tp_slowdowns=tuple(tp / k for k in range(1, tp + 1)), rank_room_bytes=room_bytes,
-        end_parameters=_ends(layer_bytes),
+        end_parameters=_ends(layer_bytes) if layer_bytes else None,
     )  # fmt: skip
     if cost is None or not works:
         return job

@@ -126,17 +126,24 @@ def another_user() -> Iterator[None]:
         os.seteuid(0)
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_what_killed_agents_have_left_is_removed_and_what_a_living_one_has_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_path))
     left, living, new = (socket_folder() for _ in range(3))
     hold(left / AGENT_LOCK).release()
     with hold(living / AGENT_LOCK):
         for folder in (left, living):
             os.utime(folder / AGENT_LOCK, (0, 0))
         other = socket_folder()
-        assert sorted(tmp_path.iterdir()) == sorted((living, new, other))
+        assert sorted(short_path.iterdir()) == sorted((living, new, other))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
