@@ -2,87 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
-from support.training.adaptation_loop import Loop
+from support.training.adaptation_loop import (
+    COST,
+    PLAN,
+    SITE,
+    Loop,
+    Truth,
+    events,
+    follow,
+    healthy,
+    in_trial,
+    slow,
+    train,
+)
 
-from unskew.analytics.core.cost import Speeds, speed_of
-from unskew.analytics.core.device_profiles import profile
-from unskew.analytics.core.iteration import Chunk, CommittedIteration, IterationTelemetry, Transfer
+from unskew.analytics.core.cost import Speeds
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.core.plan import Plan, PlanError
+from unskew.analytics.core.plan import PlanError
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.adaptation import Adaptation, AdaptationStep
-from unskew.analytics.loop.site import AdaptationOptions, Site
 from unskew.analytics.pipeline.memory import LayerMemory
-from unskew.analytics.pipeline.prediction import predict_iteration
-from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     DetectionLimit,
     PlanScored,
     PredictorFitted,
-    Regrouped,
     Verdict,
     VerdictClosed,
     VerdictScored,
 )
-
-COST = profile("steady")
-PLAN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
-SITE = Site(origin=PLAN, iterations=400, layer_bytes=(100_000,) * 16, bytes_per_us=200.0, regroup_us=300_000.0)
-Truth = Callable[[int], Speeds]
-Telemetry = Iterator[IterationTelemetry]
-E = TypeVar("E")
-
-
-def slow(rank: int, speed: float, at: int) -> Truth:
-    return lambda now: {rank: {"F": speed, "B": speed}} if now >= at else {}
-
-
-def train(
-    truth: Truth, n: int, *, plan: Plan = PLAN, first: int = 0, incomplete: Collection[int] = (), disturbed: range = range(0)
-) -> Iterator[IterationTelemetry]:
-    """Iterations of ranks at the speeds of `truth`; in those `disturbed`, 45 % of the chunks take 1.5 to 4 times as long."""
-    random = np.random.default_rng([7, first])
-    for now in range(first, first + n):
-        works = tuple(work_of([int(x) for x in random.integers(20, 120, 3)]) for _ in plan.routes)
-        jobs = [(route.micro_batch, hop, kind) for route in plan.routes for hop in route.hops for kind in "FB"]
-        noise = np.exp(random.normal(0, 0.01, len(jobs)))
-        if now in disturbed:
-            noise *= np.where(random.random(len(jobs)) < 0.45, random.uniform(1.5, 4, len(jobs)), 1.0)
-        chunks = []
-        for (m, hop, kind), factor in zip(jobs, noise, strict=True):
-            has_head = hop.first_layer + hop.n_layers == plan.n_layers
-            speed = speed_of(truth(now), hop.ranks[0], kind)
-            us = COST.chunk_us(kind, works[m], hop.n_layers, has_head=has_head, speed=speed)
-            chunks.append(Chunk(hop.ranks[0], kind, hop.n_layers, has_head, works[m], us * float(factor)))
-        complete = now not in incomplete
-        yield IterationTelemetry(
-            committed=CommittedIteration(
-                iteration=now, plan_version=plan.plan_version, chunks=tuple(chunks) if complete else (), works=works,
-                measured_us=predict_iteration(plan, works, COST, truth(now)).iteration_us + 20_000, log_complete=complete,
-                transfers=(Transfer(0, 1, 100.0),),
-            ),
-        )  # fmt: skip
-
-
-def follow(loop: Loop, iterations: Iterator[IterationTelemetry], plan: Plan = PLAN) -> dict[int, AdaptationStep]:
-    return {released.committed.iteration: loop.observe(released, plan) for released in iterations}
-
-
-def events(steps: Mapping[int, AdaptationStep], kind: type[E]) -> list[E]:
-    return [event for step in steps.values() for event in step.events if isinstance(event, kind)]
-
-
-def healthy(_now: int) -> Speeds:
-    return {}
 
 
 @pytest.mark.slow
@@ -260,17 +213,6 @@ def test_a_slowness_that_takes_long_to_name_is_not_learned_as_healthy(at: int) -
         assert fitted == pytest.approx(true, rel=0.01)
 
 
-def in_trial(loop: Loop, truth: Truth, changed: Callable[[Telemetry], Telemetry] = lambda same: same) -> Plan:
-    """The loop after rank 3 was named, with the plan that it then proposed just applied."""
-    steps = follow(loop, changed(train(truth, 40)))
-    (proposal,) = [step.proposal for step in steps.values() if step.proposal]
-    plan = proposal.plan.renumbered(1)
-    regrouped = Regrouped(plan_version=1, iteration=40, seconds=0.3, migrate_seconds=0.1, moved_bytes=10**6)
-    loop.now, scores = loop.now.applied(plan, "p1", regrouped, before=PLAN, old=PLAN)
-    assert scores == []
-    return plan
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("rank", "why"), [(3, "rank 3's speed changed"), (6, "another device turned slow")])
 def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
@@ -281,52 +223,6 @@ def test_a_trial_that_a_slowdown_ends_says_whose(rank: int, why: str) -> None:
     plan = in_trial(loop, truth)
     scores = events(follow(loop, train(truth, 15, plan=plan, first=40), plan), PlanScored)
     assert [score.void for score in scores] == [why]
-
-
-@pytest.mark.parametrize("since", [12, 41])
-def test_plans_are_weighed_with_the_end_that_iterations_had_before_them(since: int) -> None:
-    """Iterations become 60 ms longer, and nothing is fitted for it: what is so before a plan comes the plan is promised with,
-    what is so since then may be its own fault and counts against it. Iterations are judged as they should be either way."""
-
-    def longer(iterations: Telemetry) -> Telemetry:
-        for one in iterations:
-            late = 60_000 if one.committed.iteration >= since else 0
-            committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
-            yield msgspec.structs.replace(one, committed=committed)
-
-    scores = []
-    for changed in (longer, lambda same: same):
-        loop, truth = Loop(msgspec.structs.replace(SITE, detector=SHARED_MACHINE)), slow(3, 0.5, at=20)
-        loop.now = Adaptation.begin(loop.now.site, AdaptationOptions(retraining=RetrainingOptions(drift=9.0)))
-        plan = in_trial(loop, truth, changed)
-        later = follow(loop, changed(train(truth, 22, plan=plan, first=40)), plan)
-        scores += events(later, PlanScored)
-    with_more, without = scores
-    judged = [later[now].judged for now in range(41, 46)]
-    assert all(one.measured_us == pytest.approx(one.predicted_us, rel=0.02) for one in judged)
-    assert with_more.predicted_s is not None
-    assert with_more.measured_s == pytest.approx(without.measured_s + 0.06, abs=1e-6)
-    own_fault = 0.06 if since > 40 else 0.0
-    assert with_more.predicted_s - without.predicted_s == pytest.approx(0.06 - own_fault, abs=1e-3)
-    assert without.effect_s - with_more.effect_s == pytest.approx(own_fault, abs=1e-3)
-
-
-def test_plans_are_weighed_with_what_comes_again_and_not_with_what_came_once() -> None:
-    """Every tenth iteration takes 30 ms longer; one iteration took a second."""
-
-    def disturbed(iterations: Telemetry) -> Telemetry:
-        for one in iterations:
-            late = {0: 30_000, 7: 1_000_000 * (one.committed.iteration == 27)}.get(one.committed.iteration % 10, 0)
-            committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
-            yield msgspec.structs.replace(one, committed=committed)
-
-    promised = []
-    for changed in (disturbed, lambda same: same):
-        loop = Loop(SITE)
-        steps = follow(loop, changed(train(slow(3, 0.5, at=32), 40)))
-        promised += [step.proposal.predicted_us for step in steps.values() if step.proposal]
-    with_more, without = promised
-    assert 2 * 30_000 / 20 < with_more - without < 4 * 30_000 / 20  # the second counts for the once, too
 
 
 def test_a_proposal_carries_what_it_was_founded_on() -> None:
@@ -396,23 +292,3 @@ def test_where_nobody_knows_the_truth_later_evidence_scores_a_verdict(until: int
     else:  # closed within a few iterations: too little to say, and no score is made up
         assert events(steps, VerdictClosed)
         assert scores == []
-
-
-def test_an_end_that_was_learned_while_the_run_started_up_is_learned_again_when_the_iterations_show_it() -> None:
-    """The first ten iterations end 150 ms later than all that follow; chunks are as predicted throughout."""
-    loop = Loop(SITE)
-    slow_start = (
-        msgspec.structs.replace(
-            one, committed=msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
-        )
-        for one in train(healthy, 60)
-        for late in [150_000.0 if one.committed.iteration < 10 else 0.0]
-    )
-    steps = follow(loop, slow_start)
-    first, second, *_ = events(steps, PredictorFitted)
-    assert first.trigger == "warm-up"
-    assert second.trigger.startswith("drift of the iteration of -")
-    assert second.watermark < 40
-    assert second.model["iteration_end_us"] == pytest.approx(20_000, abs=3_000)
-    after = [step.judged for now, step in steps.items() if now > second.watermark]
-    assert max(abs((one.predicted_us or 0) / one.measured_us - 1) for one in after) < 0.02
