@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from unskew.collector.paths import Store
-from unskew.runtime.attach.session import LoopSession
+if TYPE_CHECKING:
+    from unskew.runtime.attach.session import LoopSession
 
 _session: LoopSession | None = None
 
@@ -22,15 +25,30 @@ def attach(store: str | os.PathLike[str] | None = None, *, run: str | None = Non
     """
     global _session  # noqa: PLW0603 - torch is one to a process, and so is what measures it
     if _session is None:
-        from unskew.runtime.attach import seams  # noqa: PLC0415 - it imports torch
+        with _without_collections():
+            from unskew.collector.paths import Store  # noqa: PLC0415 - what is imported here is to be collected nowhere
+            from unskew.runtime.attach import seams  # noqa: PLC0415 - it imports torch
+            from unskew.runtime.attach.session import LoopSession  # noqa: PLC0415
 
-        session = LoopSession(Store.locate(store), run or run_name(os.environ), lambda: seams.facts(session))
-        _session = session
-        if os.environ.get("UNSKEW") == "0":
-            _session.close()
-        else:
-            _session.off = seams.install(_session)
+            session = LoopSession(Store.locate(store), run or run_name(os.environ), lambda: seams.facts(session))
+            _session = session
+            if os.environ.get("UNSKEW") == "0":
+                _session.close()
+            else:
+                _session.off = seams.install(_session)
     return _session
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is imported stays: looking for garbage in it, and in all of torch, may take twice as long as attaching itself."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def run_name(environment: Any) -> str:
