@@ -36,7 +36,7 @@ from unskew.runtime.rank.executor import ExecutedWork, Executor
 from unskew.runtime.rank.progress import RankProgress
 
 OPTIONS = RunOptions(pp=2, dp=1, layers=8, dim=256, heads=4, tokens=256, micro_batches=8)
-TURNS, WARM = 16, 3
+TURNS, WARM = 32, 3
 TORCH = "torch's 1F1B"
 
 

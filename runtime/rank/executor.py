@@ -36,7 +36,7 @@ from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
 from unskew.runtime.model.recompute import KeptLayers, backward, forward_keeping_inputs
-from unskew.runtime.rank.comm import Comm, PendingMessage, Team
+from unskew.runtime.rank.comm import Comm, Pending, PendingReceive, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.progress import RankProgress
 
@@ -103,16 +103,16 @@ class Executor:
         price = links.together_us
         self._team = None if team is None else Team(comm, team, progress, price, sequence_parallel=by_tokens)
         self._share = size_of(plan.role_of[comm.rank].part)
-        self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingMessage]], int]] = {}
+        self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingReceive]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._held: dict[tuple[int, int], list[KeptLayers]] = {}
         self._split = splits_backward(plan.schedule)
         self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}
         self._half: set[tuple[int, int, int]] = set()  # (micro-batch, hop, layer): its B is executed, its W is not
         self._losses: dict[int, float] = {}
-        self._sent: list[tuple[PendingMessage, Span]] = []
+        self._sent: list[tuple[Pending, Span]] = []
         self._begun_us, self._executed = 0, executed
-        self._clocks = ChunkClocks(plan, device.clock_ns if self._team is None else None, executed.own_us)
+        self._clocks = ChunkClocks(plan, None if self._team else device.clock_ns, executed.own_us, batch.iteration)
 
     def run(self) -> None:
         """Execute all actions. Raises `PeerLost` when a peer is gone or this rank's groups are stopped."""
@@ -127,11 +127,12 @@ class Executor:
                 execute[step.action.kind](step.action)
                 self._closed(step.closes)
         with self._progress.waiting("send"):
-            for pending, span in self._sent:
-                pending.wait()
-                timed = self._links.timed(span.rank, pending.peer)
-                wall_us = span.wall_us if timed else self._device.now_us() - span.start_us
-                self._executed.sent.append(msgspec.structs.replace(span, wall_us=wall_us))
+            self._comm.wait([(pending, partial(self._was_sent, span)) for pending, span in self._sent])
+
+    def _was_sent(self, span: Span) -> None:
+        timed = span.peer is not None and self._links.timed(span.rank, span.peer)
+        wall_us = span.wall_us if timed else self._device.now_us() - span.start_us
+        self._executed.sent.append(msgspec.structs.replace(span, wall_us=wall_us))
 
     def finish_weights(self) -> None:
         """After a break: the gradients of weights whose backward pass is done, so that no micro-batch is half in a sum. The

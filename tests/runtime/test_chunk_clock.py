@@ -42,11 +42,11 @@ class _Clock:
         return 1000 * self.now_us
 
 
-def _executed(plan: Plan, hop: int, *, parts: int = 1) -> OwnTimes:
+def _executed(plan: Plan, hop: int, *, parts: int = 1, turn: int = 0) -> OwnTimes:
     """A chunk's forward and backward pass, which begin some time after each other."""
     found: OwnTimes = {}
     clock, action = _Clock(), action_of(plan.routes[0], "F", hop)
-    clocks = ChunkClocks(plan, clock.ns, found)
+    clocks = ChunkClocks(plan, clock.ns, found, turn)
     x = torch.ones(1, requires_grad=True)
     clock.begin()
     clocks.forward(action, parts)
@@ -67,3 +67,8 @@ def test_the_first_layer_over_those_in_the_middle_but_where_the_embedding_or_the
 def test_what_has_no_middle_or_is_executed_in_parts_tells_nothing() -> None:
     assert _executed(uniform_plan(n_layers=6, tp=1, pp=3, dp=1, micro_batches=3), 1) == {}
     assert _executed(uniform_plan(n_layers=12, tp=1, pp=3, dp=1, micro_batches=3), 1, parts=2) == {}
+
+
+def test_each_micro_batch_is_measured_in_every_fourth_turn() -> None:
+    plan = uniform_plan(n_layers=12, tp=1, pp=3, dp=1, micro_batches=3)
+    assert [bool(_executed(plan, 1, turn=turn)) for turn in range(8)] == [True, False, False, False] * 2

@@ -52,9 +52,6 @@ class Arriving:
 
 
 class Sent:
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-
     def wait(self) -> None:
         pass
 
@@ -91,7 +88,11 @@ class ThreadComm:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Sent:
         self._hub.put(("message", self.rank, peer, tag, self._number(("send", peer, tag))), tensor)
-        return Sent(peer)
+        return Sent()
+
+    def wait(self, sent: Sequence[tuple[Sent, Callable[[], None]]]) -> None:
+        for _, through in sent:
+            through()
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return Arriving(self._hub, ("message", peer, self.rank, tag, self._number(("receive", peer, tag))), tensor)
