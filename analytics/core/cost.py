@@ -106,8 +106,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     one for the part `idle` (0 to 1; absent = it works all the time).
     `iteration_end_us` is that of a plan whose gradient collectives all run at once; see `end_us`. `end_more_us`: (size of the
     largest tensor-parallel group, by how much the end is longer), as was learned under plans with such groups; absent = 0:
-    what groups exchange is in part work of the hosts, which no chunk shows. `sync`: what they take beside
-    the backward pass; None = they are no more than a part of the end.
+    what groups exchange is in part work of the hosts, which no chunk shows. `end_ranks`: so many ranks shared the `cores` when
+    the end was learned, and it was the longer for it; 0 = not known. `sync`: what collectives take beside the backward pass;
+    None = they are no more than a part of the end.
 
     Without a "W" of its own, "B" is the whole backward pass; with it, the gradient of activations alone.
     `prediction_intervals`: kind of work, or "iteration" -> half-width of the 90 % prediction interval, as the log of a
@@ -125,6 +126,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     idle: dict[int, float] = {}
     iteration_end_us: float = 0.0
     end_more_us: tuple[tuple[int, float], ...] = ()
+    end_ranks: int = 0
     collective_us: float = 0.0
     sync: GradientSync | None = None
     prediction_intervals: dict[str, float] = msgspec.field(name="bars", default_factory=dict)
@@ -181,14 +183,32 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The end of an iteration under `plan`: each collective that has to wait for another one adds `collective_us`.
 
         Ranks reduce their groups in one order, so groups that share a rank follow each other: with uneven partitions they form
-        a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side.
+        a chain from the first stage to the last (seven deep at PP4 x DP2), where equal ones run side by side. On shared cores
+        ranks take turns at their ends, and so do groups that run side by side.
         """
-        end_us = self.iteration_end_us
+        end_us, collective_us = self.iteration_end_us, 0.0 if self.sync is not None else self.collective_us
         if self.end_more_us:
             end_us = max(end_us + dict(self.end_more_us).get(plan.widest, 0.0), 0.0)
-        if not self.collective_us or self.sync is not None:
-            return end_us
-        return end_us + self.collective_us * max(_chain(plan.gradient_groups) - 1, 0)
+        groups = plan.gradient_groups if collective_us else ()
+        if self.cores is None or not self.end_ranks:
+            return end_us + collective_us * max(_chain(groups) - 1, 0)
+        known = self._crowd(self.end_ranks)
+        crowd = self._crowd(len(plan.ranks)) / known
+        in_groups = sum(len(ranks) for ranks, _ in groups if len(ranks) > 1)
+        turns = max(_chain(groups), in_groups / self.cores) / known
+        return max(crowd * end_us + collective_us * (turns - crowd), 0.0) if groups else crowd * end_us
+
+    @property
+    def least_end_us(self) -> float:
+        """No plan ends its iterations in less."""
+        end_us = self.iteration_end_us + min([0.0, *dict(self.end_more_us).values()])
+        if self.cores is not None:
+            end_us = (end_us - self.collective_us) / self._crowd(self.end_ranks)
+        return max(end_us, 0.0)
+
+    def _crowd(self, ranks: int) -> float:
+        """So many of these ranks share a core."""
+        return 1.0 if self.cores is None else max(ranks / self.cores, 1.0)
 
     def chunk_us(
         self,

@@ -308,7 +308,7 @@ def fit_seen(
     Chunks of `suspects` are left out; where they are the only ones that show what some work takes, chunks cost what they did
     `before`."""
     last = seen[-1]
-    plan, speeds = last.plan, last.speeds
+    plan, speeds, ranks = last.plan, last.speeds, len(last.plan.ranks) if cores else 0
     everything = [chunk for one in seen for chunk in one.chunks]
     chunks = [chunk for chunk in everything if chunk.rank not in suspects]
     # The first iteration pays for start-up once; it is no evidence on the end of the others.
@@ -335,7 +335,7 @@ def fit_seen(
             found = before
         else:
             found = fit(chunks, classes, own)
-        model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores)
+        model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores, end_ranks=ranks)
         found = msgspec.structs.replace(found, model=model)
         timed = [
             TimedIteration(one.plan, one.committed.works, one.committed.measured_us, one.without(suspects, found.model).speeds)

@@ -209,13 +209,8 @@ class PlanBench:
             back_us = count[:, None] * (times[..., 0] + times[..., 1]) + before[..., 1]
             bound_us = (before[..., 0] + np.maximum(count[:, None] * times.sum(axis=2), back_us)).max(axis=1)
         once = np.array([len(set(one.groups)) == stages for one in pipelines])
-        found: list[float] = np.where(once, self._least_end_us + bound_us, 0.0).tolist()
+        found: list[float] = np.where(once, self.state.cost.least_end_us + bound_us, 0.0).tolist()
         return found
-
-    @property
-    def _least_end_us(self) -> float:
-        cost = self.state.cost
-        return max(cost.iteration_end_us + min([0.0, *dict(cost.end_more_us).values()]), 0.0)
 
     def times_by_kind(self) -> dict[int, RankTimes]:
         """Mean F, B and W of a micro-batch on each living rank."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
-from unskew.analytics.core.layout import plan_from_partition
+from unskew.analytics.core.layout import plan_from_partition, uniform_plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.pipeline.dag import Dag, dag_of
 from unskew.analytics.pipeline.prediction import predict_iteration
@@ -77,3 +77,20 @@ def test_an_iteration_on_shared_cores() -> None:
 def test_a_circle_has_no_times() -> None:
     with pytest.raises(ValueError, match="circle"):
         ends(Dag(np.array([[1, 0]])), [1.0, 1.0], 1)
+
+
+def test_ranks_that_share_cores_take_turns_at_the_end_of_an_iteration() -> None:
+    """Learned of two replicas of two stages on two cores, 20 ms, of which a sum of gradients is 4. Without one of the four
+    ranks its replica's layers are all on one, whose two sums follow each other as they did before for want of cores; what else
+    ranks do takes three quarters. A single pipeline sums nothing. With a core for each, sums that follow each other take more.
+    """
+    four = uniform_plan(tp=1, pp=2, dp=2, n_layers=8, micro_batches=4)
+    three = plan_from_partition(
+        plan_version=1, n_layers=8, schedule="1f1b", members=[[0, 1], [2]], layers=[[4, 4], [8]], micro_batches=[2, 2]
+    )
+    two = uniform_plan(tp=1, pp=2, dp=1, n_layers=8, micro_batches=4)
+    cost = msgspec.structs.replace(COST, cores=2, end_ranks=4, iteration_end_us=20_000.0, collective_us=4_000.0)
+    assert [cost.end_us(plan) for plan in (four, three, two)] == [20_000.0, 16_000.0, 8_000.0]
+    assert cost.least_end_us == 8_000.0
+    alone = msgspec.structs.replace(cost, cores=None)
+    assert [alone.end_us(plan) for plan in (four, three)] == [20_000.0, 24_000.0]
