@@ -124,6 +124,9 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             of_warm_up = tuple(one for one in learned if isinstance(one, Verdict | VerdictClosed))
             loop, decided = loop._with_verdicts(monitor, of_warm_up, committed.iteration)
             events += [*(one for one in learned if one not in of_warm_up), *decided]
+            if loop.trial is not None and loop.trial.predictor != (number := monitor.retraining.number):
+                trial = msgspec.structs.replace(loop.trial, longer_us=monitor.longer.again_us, predictor=number)
+                loop = msgspec.structs.replace(loop, trial=trial)
             if loop._takes_longer_than(self.monitor):
                 loop = loop.ask_anew(committed.iteration)
         return loop, msgspec.structs.replace(step, events=tuple(events))
@@ -290,7 +293,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         monitor = self.monitor
         if self.trial is None or committed.plan_version != self.trial.plan.plan_version:
             return self, []
-        longer_us = self.trial.longer_us if monitor.retraining.number == self.trial.predictor else 0.0
+        longer_us = self.trial.longer_us
         if (cost := monitor.cost_with(longer_us)) is None:
             return self, []
         trial = self.trial.add(committed, cost, monitor.speeds, predicted_us + longer_us)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log
-from statistics import fmean, median
+from statistics import median
 
 import msgspec
 
@@ -33,6 +33,7 @@ from unskew.analytics.detector.series.ranges import Sample
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.loop.account import TimeAccount, account_of
+from unskew.analytics.loop.late_ends import LateEnds
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
 from unskew.analytics.predictor.retraining import IterationSample, Retraining, scores_of, turned
@@ -44,14 +45,6 @@ RESCALED_BY = 8
 
 IDLE_OVER = 8
 """So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
-
-END_OVER, LEAST_ENDS = 8, 4
-"""So many iterations at most and at least, the last in which nobody was suspected, tell how their end differs from the
-fitted one."""
-
-AGAIN_OVER, AROUND = 20, END_OVER // 2
-"""So many tell what comes again now and then: checkpoints come every ten, and what came once may not come again, so what comes
-more rarely than twice in so many is not seen. Each is compared with so many before and behind it."""
 
 MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
 """Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
@@ -92,7 +85,7 @@ class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """Never changed, only replaced. `account`: where the time went; `verdicts`: the newest revision of each, by number, also of
     closed ones; `known`: speeds that others than the Detector have found; `side_by_side`: others compare ranks from the first
-    iteration on; `longer`: the last iterations in which nobody was suspected, and by how much (us) each was longer than fitted.
+    iteration on; `longer`: by how much iterations of late end later than fitted.
     """
 
     options: DetectorOptions
@@ -104,7 +97,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     account: TimeAccount = TimeAccount()
     verdicts: dict[int, Verdict] = {}
     side_by_side: bool = False
-    longer: tuple[tuple[int, float], ...] = ()
+    longer: LateEnds = LateEnds()
 
     @property
     def fitted(self) -> Fit | None:
@@ -143,16 +136,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longer_us(self) -> float:
-        """By how much the end of iterations is longer of late than the fitted one: it is the machine's, and moves with what
-        else the machine does. Where some take longer than those around them again and again, as after checkpoints, so does the
-        mean: a level that moves is none of these."""
-        if self.fitted is None or len(self.longer) < LEAST_ENDS:
+        """By how much the end of iterations is longer of late than the fitted one."""
+        if self.fitted is None:
             return 0.0
-        longer_us = [us for _, us in self.longer]
-        over_us = [us - median(longer_us[max(at - AROUND, 0) : at + AROUND + 1]) for at, us in enumerate(longer_us)]
-        _, least_us, *others_us, most_us, _ = sorted(over_us[-AGAIN_OVER:])
-        again_us = fmean([least_us, least_us, *others_us, most_us, most_us])
-        return max(median(longer_us[-END_OVER:]) + max(again_us, 0.0), -self.fitted.model.iteration_end_us)
+        return max(self.longer.longer_us, -self.fitted.model.iteration_end_us)
 
     @property
     def sights(self) -> tuple[Sight, Sight]:
@@ -206,8 +193,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         first = bool(seen) and seen[-1].plan.plan_version != sample.plan.plan_version
         if first or sample.suspicion >= self.retraining.options.suspicious_score:
             return self
-        more = sample.committed.iteration, sample.committed.measured_us - predicted_us
-        return msgspec.structs.replace(self, longer=(*self.longer, more)[-(AGAIN_OVER + AROUND) :])
+        longer = self.longer.add(sample.committed.iteration, sample.committed.measured_us - predicted_us)
+        return msgspec.structs.replace(self, longer=longer)
 
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
@@ -234,8 +221,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         again = None
         if turns and min(turns.values()) <= retraining.fitted_at:
             retraining, again = retraining.fitted_again("speeds known")
-        longer = tuple(one for one in self.longer if one[0] < min(turns.values())) if turns else self.longer
-        after = msgspec.structs.replace(self, retraining=retraining, longer=() if again else longer)
+        longer = self.longer.before(min(turns.values())) if turns else self.longer
+        after = msgspec.structs.replace(self, retraining=retraining, longer=longer)
+        if again is not None and (cost := after._judging) is not None:
+            after = msgspec.structs.replace(after, longer=after._longer_than(cost))
         if turns and (cost := after._judging) is not None:
             after = after._accounting(cost, *(one for one in retraining.seen if one.committed.iteration >= min(turns.values())))
         return after, () if again is None else (again,)
@@ -259,7 +248,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         for rank, of in speeds.items():
             retraining = retraining.correct_speeds(rank, 0, of)
         retraining, fitted = retraining.fitted_again("speeds known") if speeds else (retraining, None)
-        after = msgspec.structs.replace(self, retraining=retraining, known=speeds, longer=())
+        after = msgspec.structs.replace(self, retraining=retraining, known=speeds, longer=LateEnds())
         return after, () if fitted is None else (fitted,)
 
     def lost(self, suspect: Suspect, iteration: int) -> tuple[Monitor, Verdicts]:
@@ -316,6 +305,12 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         """With where the time of these iterations went."""
         account = self.account.adding(*(account_of(one, one.known(cost)) for one in samples))
         return msgspec.structs.replace(self, account=account)
+
+    def _longer_than(self, cost: CostModel) -> LateEnds:
+        """`longer` by another predictor: what comes again now and then is no news to be waited for."""
+        seen = {one.committed.iteration: one for one in self.retraining.seen}
+        again = [(at, seen[at]) for at, _ in self.longer.rows if at in seen]
+        return LateEnds(tuple((at, one.committed.measured_us - one.predicted_by(cost)) for at, one in again))
 
     def _job_judged(
         self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float
@@ -379,7 +374,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             job = msgspec.structs.replace(self.job, scale=self.job.scale + more)
-            return msgspec.structs.replace(self, job=job, longer=()), ()
+            return msgspec.structs.replace(self, job=job, longer=self._longer_than(cost)), ()
         after = self._accounting(cost, *self.retraining.seen)
         samples = [after._over(one, one.predicted_by(cost)) for one in seen]
         return after._job_steps(samples, samples[-1][0]) if samples else (after, ())

@@ -34,8 +34,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
     """A change under trial: `plan` is in force from `from_iteration` on; `old` is None when it could not have gone on.
 
-    `longer_us`: by how much the end of iterations was longer than that of `predictor` when the plan came: what is longer since
-    may be the plan's own.
+    `longer_us`: by how much the end of iterations was longer than that of `predictor` when the plan came, for what is longer
+    since may be the plan's own; of a later predictor what no fit has in it (`LateEnds.again_us`).
     """
 
     plan: Plan

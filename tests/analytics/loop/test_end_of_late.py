@@ -6,22 +6,20 @@ import msgspec
 import pytest
 from support.training.adaptation_loop import SITE, Loop, Telemetry, events, follow, healthy, in_trial, slow, train
 
-from unskew.analytics.core.cost import CostModel
-from unskew.analytics.detector.options import EMULATED, SHARED_MACHINE
+from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.loop.adaptation import Adaptation
-from unskew.analytics.loop.monitor import AGAIN_OVER, AROUND, Monitor
+from unskew.analytics.loop.late_ends import LateEnds
 from unskew.analytics.loop.site import AdaptationOptions
-from unskew.analytics.predictor.fit import Fit
-from unskew.analytics.predictor.retraining import Retraining, RetrainingOptions
+from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.collector.events import PlanScored, PredictorFitted
-
-FITTED = Fit(model=CostModel(chunks={}), error_percent={}, n_chunks=0, unidentified={}, left_out={})
 
 
 def longer_us(*series: float) -> float:
     """After a series of what iterations took longer."""
-    longer = tuple(enumerate(series))[-(AGAIN_OVER + AROUND) :]
-    return Monitor(options=EMULATED, retraining=Retraining(fitted=FITTED), longer=longer).longer_us
+    ends = LateEnds()
+    for iteration, more_us in enumerate(series):
+        ends = ends.add(iteration, more_us)
+    return ends.longer_us
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 100.0), (100.0, 0.0)])
@@ -103,3 +101,26 @@ def test_an_end_that_was_learned_while_the_run_started_up_is_learned_again_when_
     assert second.model["iteration_end_us"] == pytest.approx(20_000, abs=3_000)
     after = [step.judged for now, step in steps.items() if now > second.watermark]
     assert max(abs((one.predicted_us or 0) / one.measured_us - 1) for one in after) < 0.02
+
+
+def test_a_level_counts_as_far_as_it_is_certain() -> None:
+    """Of iterations that differ by 20 ms a median that is off by some is none; one that is off by far more than that is."""
+    noise = [20.0, -20.0, 12.0, -14.0, 17.0, -9.0, -11.0, 15.0]
+    off = [3.0 + one for one in noise]
+    assert longer_us(*off) == longer_us(*noise)
+    assert longer_us(*[100.0 + one for one in noise]) == pytest.approx(100.0 + longer_us(*noise), rel=0.05)
+
+
+def test_what_comes_again_is_not_forgotten_where_the_predictor_is_fitted_anew() -> None:
+    """Every tenth iteration takes 30 ms longer; the second fit is in force from iteration 55 on."""
+
+    def disturbed(iterations: Telemetry) -> Telemetry:
+        for one in iterations:
+            late = 30_000 * (one.committed.iteration % 10 == 0)
+            committed = msgspec.structs.replace(one.committed, measured_us=one.committed.measured_us + late)
+            yield msgspec.structs.replace(one, committed=committed)
+
+    loop = Loop(SITE)
+    fits = events(follow(loop, disturbed(train(healthy, 56))), PredictorFitted)
+    assert [fit.watermark for fit in fits] == [7, 55]
+    assert loop.now.monitor.longer_us == pytest.approx(2 * 30_000 / 20, abs=300)  # chunks differ by a hundredth
