@@ -201,7 +201,7 @@ def share_of_the_possible(run: FinishedRun, at: int, surviving: float) -> float 
     if last.plan_version == 0 or not fits or not after:
         return None
     cost = msgspec.convert(fits[0].model, CostModel)
-    works = _works(run)
+    works = works_of(run)
     first = run.options.first_plan()
     predicted_us = dict(zip(works, predict_iterations(first, list(works.values()), cost), strict=True))
     before = range(1, at)
@@ -210,7 +210,7 @@ def share_of_the_possible(run: FinishedRun, at: int, surviving: float) -> float 
     return float(healthy_us * run.options.ranks / surviving / fmean(measured_us[i] for i in after))
 
 
-def _works(run: FinishedRun) -> dict[int, tuple[Work, ...]]:
+def works_of(run: FinishedRun) -> dict[int, tuple[Work, ...]]:
     """iteration -> work of its micro-batches."""
     lengths = {(event.iteration, event.micro_batch): event.lengths for event in run.of(MicroBatchPacked)}
     return {
