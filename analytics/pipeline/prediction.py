@@ -239,7 +239,7 @@ def _chunks_us(plan: Plan, actions: Sequence[Action], costs: LayerCosts, speeds:
     begins = np.cumsum(sizes) - sizes
     each = np.arange(int(sizes.sum())) + np.repeat((np.cumsum(members) - members)[form] - begins, sizes)
     weight = np.array([plan.weight_of.get(rank, 1.0) for *_, rank, _ in forms])[each, None]
-    spent = weight * _spent_us(plan, _WorkList(forms, each, np.repeat(micro_batch, sizes)), costs, speeds)
+    spent = _spent_us(plan, _WorkList(forms, each, np.repeat(micro_batch, sizes)), costs, speeds, weight)
     slowest: Array = np.maximum.reduceat(spent, begins, axis=0)
     return slowest + _sums_us(plan, costs, actions, sizes.tolist())
 
@@ -270,8 +270,8 @@ def _sums_us(plan: Plan, costs: LayerCosts, actions: Sequence[Action], members: 
     return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part) + norms_us[:, None])
 
 
-def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) -> Array:
-    """What each of these takes: [n, iteration]."""
+def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds, weight: Array | float = 1.0) -> Array:
+    """What each of these takes: [n, iteration]; `weight`: the part of the layers over an equal one, [n, 1]."""
     cost, forms = costs.cost, done.forms
     kinds, number = list(cost.chunks), dict[Place, int]()
     layers = np.array([plan.work_of(first, n) for _, first, n, _, _ in forms], dtype=np.float64)[done.form, None]
@@ -291,4 +291,4 @@ def _spent_us(plan: Plan, done: _WorkList, costs: LayerCosts, speeds: Speeds) ->
     layer_us, head_us = us(0), us(1)
     own_us = np.array([[cost.costs_at(one)[name].own_us for name in kinds] for one in number])
     chunk_us = own_us[place, kind] + np.where(again, own_us[place, kinds.index("F")], 0.0)
-    return np.asarray((chunk_us[:, None] + layers * layer_us + head * head_us) / speed)
+    return np.asarray((chunk_us[:, None] + weight * (layers * layer_us + head * head_us)) / speed)

@@ -64,10 +64,12 @@ def pipeline_bound_us(
 def chunk_times(job: PlannerJob, layers: Ints, speeds: Floats) -> tuple[Floats, Floats]:
     """F and B (us) of stages [..., stages]: 0 where a stage holds nothing, inf where it holds layers and has no speed.
 
-    The embedding counts at the first stage that holds layers, the head at the last.
+    The embedding counts at the first stage that holds layers, the head at the last, a chunk by itself at all of these.
     """
     used = layers > 0
     work = layers.astype(np.float64)
+    if job.own_layers:
+        work = work + np.where(used, job.own_layers, 0.0)
     if job.embedding_layers or job.head_layers:
         order = np.cumsum(used, axis=-1)
         work = work + np.where(used & (order == 1), job.embedding_layers, 0.0)

@@ -30,7 +30,8 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained, per layer and micro-batch on a healthy group of the nominal degree.
 
     `backward_us` is both halves of the backward, which `schedule` (1f1b, zb-h1) splits or not. `embedding_layers`,
-    `head_layers`: what the first and the last stage do beside their layers, in layers. Memory (None = without limit):
+    `head_layers`: what the first and the last stage do beside their layers, in layers; `own_layers`: what each stage with
+    layers does beside them, for a chunk takes some time by itself. Memory (None = without limit):
     `layer_bytes` parameters, gradients and optimiser state of a layer, `activation_bytes` of a layer and a micro-batch in
     flight, both for the whole group and shared by its members; `ends_bytes` of embedding and head, where they are no part of
     each layer's. `given_bytes`: what a layer is given of a micro-batch, which is
@@ -43,6 +44,7 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
     backward_us: float = 2.0
     embedding_layers: float = 0.0
     head_layers: float = 0.0
+    own_layers: float = 0.0
     message_us: float = 0.0
     iteration_end_us: float = 0.0
     layer_bytes: float = 0.0
@@ -197,7 +199,7 @@ def working(cluster: PlannerCluster, layout: Layout) -> Layout:
 def _paces(job: PlannerJob, layers: Sequence[int], speeds: Sequence[float]) -> tuple[int, ...]:
     """What a layer takes at each stage, with what the stage does beside its layers; () where all are alike."""
     used = [stage for stage, size in enumerate(layers) if size]
-    extra = dict.fromkeys(used, 0.0)
+    extra = dict.fromkeys(used, job.own_layers)
     if used:
         extra[used[0]] += job.embedding_layers
         extra[used[-1]] += job.head_layers
@@ -225,7 +227,7 @@ def layer_limits(job: PlannerJob, degrees: Ints, in_flight: Ints | int, besides_
 
 def extra_layers(job: PlannerJob, stages: int) -> Floats:
     """[stages]: what each stage does beside its layers, in layers."""
-    extra = np.zeros(stages)
+    extra = np.full(stages, job.own_layers)
     extra[0] += job.embedding_layers
     extra[-1] += job.head_layers
     return extra

@@ -44,13 +44,13 @@ class Crew(msgspec.Struct, frozen=True):
 class RankTime(msgspec.Struct, frozen=True):
     """Mean microseconds of F + B of one micro-batch on a crew at its estimated speed: per layer, and for the output head.
 
-    `least_us`: per kind of work what it takes at least, (of a layer, of the head): a group's sums left out; `own_us`: of the
-    chunks by themselves.
+    `least_us`: per kind of work what it takes at least, (of a layer, of the head, of a chunk by itself): a group's sums left
+    out; `own_us`: of the chunks by themselves.
     """
 
     layer_us: float
     head_us: float
-    least_us: tuple[tuple[float, float], ...] = ()
+    least_us: tuple[tuple[float, float, float], ...] = ()
     own_us: float = 0.0
 
 
@@ -145,9 +145,12 @@ class Crews:
 
             kinds = [*self._costs.cost.chunks]
             layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
-            least_us = tuple((slowest(0, kind), min(weight * of[1][kind] for of, weight in members)) for kind in kinds)
-            own_us = max(self._own_us(rank, len(crew.ranks)) for rank in crew.ranks) if self._measured_own else 0.0
-            self._times[crew] = RankTime(layer_us + self._sums_us(len(crew.ranks)), head_us, least_us, own_us)
+            own_us = {kind: [self._own_us(rank, len(crew.ranks), kind) for rank in crew.ranks] for kind in kinds}
+            least_us = tuple(
+                (slowest(0, kind), min(weight * of[1][kind] for of, weight in members), min(own_us[kind])) for kind in kinds
+            )
+            layer_us += self._sums_us(len(crew.ranks))
+            self._times[crew] = RankTime(layer_us, head_us, least_us, sum(map(max, own_us.values())))
         return self._times[crew]
 
     def healthy_us(self, members: int) -> float:
@@ -175,11 +178,12 @@ class Crews:
             self._each_us[rank, members] = sum(self._of_rank(rank, members)[0].values())
         return self._each_us[rank, members]
 
-    def _own_us(self, rank: int, members: int) -> float:
-        """What a chunk of each kind takes it by itself."""
+    def _own_us(self, rank: int, members: int, kind: str) -> float:
+        """What a chunk takes it by itself."""
+        if not self._measured_own:
+            return 0.0
         cost = self._costs.cost
-        costs = cost.costs_at(cost.place_of(rank, members))
-        return sum(one.own_us / speed_of(self._speeds, rank, kind) for kind, one in costs.items())
+        return cost.costs_at(cost.place_of(rank, members))[kind].own_us / speed_of(self._speeds, rank, kind)
 
     def _healthy(self, place: tuple[str, int]) -> KindTimes:
         if place not in self._healthy_us:

@@ -131,12 +131,14 @@ class PlanBench:
         of_layers, of_head = self.costs.at((self.state.cost.device_class, 1))
         layer_us = {kind: float(us.mean()) for kind, us in of_layers.items()}
         head_us = sum(float(us.mean()) for us in of_head.values())
+        own_us = sum(cost.own_us for cost in self.costs.cost.chunks.values())
         return PlannerJob(
             n_layers=self.current.n_layers,
             micro_batches=len(self.current.routes),
             forward_us=layer_us["F"],
             backward_us=sum(us for kind, us in layer_us.items() if kind != "F"),
             head_layers=head_us / sum(layer_us.values()),
+            own_layers=own_us / sum(layer_us.values()),
             message_us=self.state.cost.message_us,
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
             layer_bytes=self.room.layer_bytes(members) if self.room else 0.0,
@@ -198,8 +200,8 @@ class PlanBench:
             for one in pipelines
         ]
         least_us = np.array([self.crews.time_of(Crew(*crew)).least_us for crew in number])
-        of_kind = least_us[np.array(rows)]  # [pipeline, stage, kind, layer or head]
-        times = np.array([one.layers for one in pipelines])[:, :, None] * of_kind[..., 0]
+        of_kind = least_us[np.array(rows)]  # [pipeline, stage, kind, layer or head or chunk by itself]
+        times = np.array([one.layers for one in pipelines])[:, :, None] * of_kind[..., 0] + of_kind[..., 2]
         times[:, -1] += of_kind[:, -1, :, 1]
         count, message_us = np.array([one.micro_batches for one in pipelines]), self.state.cost.message_us
         if schedule == "1f1b":

@@ -45,6 +45,7 @@ def _listed_us(job: PlannerJob, shape: Layout, speeds: Floats) -> float:
     durations = [
         (
             action.n_layers
+            + job.own_layers
             + (job.embedding_layers if action.first_layer == 0 else 0.0)
             + (job.head_layers if action.first_layer + action.n_layers == job.n_layers else 0.0)
         )

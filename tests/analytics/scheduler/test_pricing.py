@@ -41,7 +41,7 @@ def some_plan(random: np.random.Generator, schedule: str) -> Plan:
 
 def some_cost(random: np.random.Generator, plan: Plan) -> CostModel:
     chunks = {
-        kind: ChunkCost(layer_us=float(us), token_us=0.5, token2_us=0.0, head_us_per_token=1.0)
+        kind: ChunkCost(layer_us=float(us), token_us=0.5, token2_us=0.0, head_us_per_token=1.0, own_us=40.0)
         for kind, us in zip("FB", random.uniform(100, 300, 2), strict=True)
     }
     others = tuple(
@@ -85,7 +85,7 @@ def test_no_partition_ends_before_its_bound(seed: int) -> None:
     """ResiHP's levels do not play partitions whose bound is above a plan that they have."""
     random = np.random.default_rng(seed)
     job = PlannerJob(
-        n_layers=16, micro_batches=12, head_layers=float(random.choice([0.0, 0.7])),
+        n_layers=16, micro_batches=12, head_layers=float(random.choice([0.0, 0.7])), own_layers=0.4 * (seed % 2),
         schedule=str(random.choice(["1f1b", "zb-h1"])), message_us=float(random.choice([0.0, 0.1])),
     )  # fmt: skip
     speeds = random.choice([1.0, 1.0, 0.5, 0.7, 0.0], (3, 4, 2))

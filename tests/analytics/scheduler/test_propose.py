@@ -20,10 +20,13 @@ from unskew.analytics.core.sharing import share_out
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.pipeline.prediction import predict_iteration, predict_iterations
 from unskew.analytics.planners.adaptis.searched import searched_plan
+from unskew.analytics.planners.problem import healthy_cluster, start
+from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.scheduler.candidates import members_of
 from unskew.analytics.scheduler.cost_benefit import interval
 from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.recovery import recover
+from unskew.analytics.scheduler.search import PlanBench
 from unskew.analytics.scheduler.state import SchedulerOptions, SchedulerState
 
 ORIGIN = uniform_plan(tp=1, pp=4, dp=2, n_layers=16, micro_batches=16)
@@ -357,3 +360,18 @@ def test_work_leaves_the_replica_whose_link_is_slow():
     assert counts[0] < counts[1]
     times = predict_iterations(proposal.plan, BATCHES, slow)
     assert proposal.predicted_us == pytest.approx(times.mean())
+
+
+def test_what_a_chunk_takes_by_itself_is_one_in_prices_bounds_and_planners() -> None:
+    """Of four stages of two layers, whose chunks take as long by themselves as a layer or two."""
+    own = {"F": 4500.0, "B": 9000.0}
+    cost = msgspec.structs.replace(
+        COST, chunks={kind: msgspec.structs.replace(COST.chunks[kind], own_us=us) for kind, us in own.items()}
+    )
+    origin = uniform_plan(tp=1, pp=4, dp=1, n_layers=8, micro_batches=8)
+    bench = PlanBench(origin, state(origin=origin, cost=cost, batches=((work_of([128]),) * 8,) * 2), 0, ("tp", "pp", "dp"))
+    pipeline = Pipeline(0, ((0,), (1,), (2,), (3,)), (2, 2, 2, 2), 8)
+    priced_us = bench.score("as it is", Layout((pipeline,)))[0].predicted_us
+    assert bench.least_us([pipeline])[pipeline] == pytest.approx(priced_us, rel=1e-9)
+    cluster = healthy_cluster(bench.job(1), tp=1, pp=4, dp=1)
+    assert iteration_us(cluster, start(cluster)) == pytest.approx(priced_us - cost.iteration_end_us, rel=1e-9)

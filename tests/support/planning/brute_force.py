@@ -69,6 +69,7 @@ def random_cluster(random: np.random.Generator, *, largest: int) -> PlannerClust
         micro_batches=micro_batches,
         embedding_layers=extra / 2,
         head_layers=extra,
+        own_layers=extra / 3,
         message_us=float(random.choice([0.0, 0.2])),
         capacity_bytes=1.5 * n_layers / pp / tp * (1 + 0.1 * pp) if limit else None,
         **limit,
