@@ -16,7 +16,6 @@ from datetime import timedelta
 from itertools import pairwise
 from math import prod
 from queue import SimpleQueue
-from stat import S_ISSOCK
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed import _dist2
 
 from unskew.analytics.shards.crossings import share_ends
 from unskew.analytics.shards.together import steps_of_sum
+from unskew.runtime.channel import open_sockets, opened_since
 from unskew.runtime.rank.progress import LONGEST_WAIT, RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
@@ -186,7 +186,7 @@ class Comm:
     ) -> None:
         self.plan_version, self.rank, self.members = plan_version, rank, tuple(members)
         self._awaited, self._phase = tuple(awaited), phase
-        self._before = _sockets()
+        self._before = open_sockets()
         self._own: dict[int, int] | None = None
         self._listing = threading.Lock()
         self.built = self._shut = False
@@ -210,7 +210,7 @@ class Comm:
             # Whatever this process opens from here on is not the groups', also when they were not built, and also where `stop`
             # is just listing them in another thread.
             with self._listing:
-                self._own = _new_sockets(self._before)
+                self._own = opened_since(self._before)
 
     def state_again(self, stated: bytes) -> dict[int, bytes]:
         """What each member states once more, after `build`. Raises `PeerLost`."""
@@ -283,11 +283,11 @@ class Comm:
         with self._listing:
             if not self._shut:
                 self._shut = self._own is not None  # else more of them may be opened still
-                self._shut_sockets(self._own if self._own is not None else _new_sockets(self._before))
+                self._shut_sockets(self._own if self._own is not None else opened_since(self._before))
 
     @staticmethod
     def _shut_sockets(own: Mapping[int, int]) -> None:
-        open_now = _sockets()
+        open_now = open_sockets()
         for descriptor, inode in own.items():
             if open_now.get(descriptor) != inode:
                 continue
@@ -386,19 +386,3 @@ class _peer_lost:  # noqa: N801  (reads as a statement)
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
             raise PeerLost(str(error).split("\n")[0]) from error
-
-
-def _new_sockets(before: Mapping[int, int]) -> dict[int, int]:
-    return {descriptor: inode for descriptor, inode in _sockets().items() if before.get(descriptor) != inode}
-
-
-def _sockets() -> dict[int, int]:
-    """Open sockets of this process: descriptor -> inode, which distinguishes a reused descriptor."""
-    found = {}
-    # Survivors of a death list them all at once, on cores that they share: by paths and links it takes ten times as long.
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if S_ISSOCK(status.st_mode):
-                found[int(name)] = status.st_ino
-    return found

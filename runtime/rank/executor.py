@@ -105,8 +105,7 @@ class Executor:
         self._share = size_of(plan.role_of[comm.rank].part)
         self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingReceive]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
-        self._held: dict[tuple[int, int], list[KeptLayers]] = {}
-        self._split = splits_backward(plan.schedule)
+        self._split, self._held = splits_backward(plan.schedule), dict[tuple[int, int], list[KeptLayers]]()
         self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}
         self._half: set[tuple[int, int, int]] = set()  # (micro-batch, hop, layer): its B is executed, its W is not
         self._losses: dict[int, float] = {}
@@ -144,11 +143,11 @@ class Executor:
                     self._weights(part)
 
     def _forward(self, action: Action) -> None:
-        micro_batch, first = action.micro_batch, action.first_layer == 0
+        micro_batch = action.micro_batch
         x, ready_us, wait_us, messages = self._inputs(action)
         if x is None:
             x = self._batch.inputs(micro_batch, self._device.torch_device)
-        if not first:
+        if action.first_layer > 0:
             x.requires_grad_(True)
         last = self._has_head(action)
         source, held, again = x, list[KeptLayers](), self._plan.recomputes(self._comm.rank, "B")
