@@ -145,9 +145,10 @@ class Crews:
 
             kinds = [*self._costs.cost.chunks]
             layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
-            own_us = {kind: [self._own_us(rank, len(crew.ranks), kind) for rank in crew.ranks] for kind in kinds}
+            own_us = {kind: self._own_us(crew.ranks, kind) for kind in kinds} if self._measured_own else {}
             least_us = tuple(
-                (slowest(0, kind), min(weight * of[1][kind] for of, weight in members), min(own_us[kind])) for kind in kinds
+                (slowest(0, kind), min([weight * of[1][kind] for of, weight in members]), min(own_us.get(kind, (0.0,))))
+                for kind in kinds
             )
             layer_us += self._sums_us(len(crew.ranks))
             self._times[crew] = RankTime(layer_us, head_us, least_us, sum(map(max, own_us.values())))
@@ -178,12 +179,11 @@ class Crews:
             self._each_us[rank, members] = sum(self._of_rank(rank, members)[0].values())
         return self._each_us[rank, members]
 
-    def _own_us(self, rank: int, members: int, kind: str) -> float:
-        """What a chunk takes it by itself."""
-        if not self._measured_own:
-            return 0.0
-        cost = self._costs.cost
-        return cost.costs_at(cost.place_of(rank, members))[kind].own_us / speed_of(self._speeds, rank, kind)
+    def _own_us(self, ranks: Group, kind: str) -> list[float]:
+        """What a chunk takes each of them by itself."""
+        cost, members = self._costs.cost, len(ranks)
+        own_us = [cost.costs_at(cost.place_of(rank, members))[kind].own_us for rank in ranks]
+        return [us / speed_of(self._speeds, rank, kind) for us, rank in zip(own_us, ranks, strict=True)]
 
     def _healthy(self, place: tuple[str, int]) -> KindTimes:
         if place not in self._healthy_us:
