@@ -116,14 +116,3 @@ def open_sockets() -> dict[int, int]:
             if S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
     return found
-
-
-def shut_sockets(own: Mapping[int, int]) -> None:
-    """Shut those of these that are still what they were, and connected: Gloo ends the process when its listening socket is
-    touched."""
-    open_now = open_sockets()
-    for descriptor, inode in own.items():
-        if open_now.get(descriptor) == inode:
-            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-                copy.getpeername()
-                copy.shutdown(socket.SHUT_RDWR)

@@ -6,9 +6,11 @@ leave this module: callers name ranks as the run does. Every failure of a peer s
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import pairwise
@@ -23,13 +25,11 @@ from torch.distributed import _dist2
 
 from unskew.analytics.shards.crossings import share_ends
 from unskew.analytics.shards.together import steps_of_sum
-from unskew.runtime.channel import open_sockets, opened_since, shut_sockets
+from unskew.runtime.channel import open_sockets, opened_since
 from unskew.runtime.rank.progress import LONGEST_WAIT, RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
 _BUILD = timedelta(seconds=2)
-MOST_AT_ONCE = 256 << 10
-"""Bytes that two give each other in one message: a sum of 16 KiB takes a third of the backend's time, one of 4 MiB twice."""
 
 
 class PeerLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -194,7 +194,6 @@ class Comm:
         self._index = {member: index for index, member in enumerate(self.members)}
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
         self._groups: dict[tuple[int, ...], Any] = {}
-        self._given: dict[tuple[int, ...], tuple[Any, Tensor]] = {}
         self._world: Any = None
         self._wanted = [group for group in dict.fromkeys(groups) if rank in group and len(group) > 1]
 
@@ -260,30 +259,8 @@ class Comm:
         with _peer_lost():
             return Pending(self._waiter, self._groups[group].allreduce([tensor]), tensor)
 
-    def sum(self, tensor: Tensor, group: tuple[int, ...]) -> None:
-        """Sum `tensor` in place over a group. Raises `PeerLost`."""
-        if len(group) == 2 and tensor.nbytes <= MOST_AT_ONCE:
-            tensor.add_(self._of_other(tensor.clone(), group))
-        else:
-            self.all_reduce(tensor, group).wait()
-
-    def _of_other(self, tensor: Tensor, group: tuple[int, ...]) -> Tensor:
-        """What the other one of two has for this one's `tensor`: as many bytes as a ring's, in one step in place of two, and
-        the backend's threads are asked for nothing. Raises `PeerLost`."""
-        place, other, backend = torch.empty_like(tensor), 1 - group.index(self.rank), self._groups[group]
-        with _peer_lost():
-            coming = PendingReceive(backend.recv([place], other, 0), place)
-            # Who gives the next one has taken the one before: so long it stays, and nobody waits for a send.
-            before, self._given[group] = self._given.get(group), (backend.send([tensor], other, 0), tensor)
-        coming.wait()
-        del before
-        return place
-
     def all_gather(self, row: Tensor, group: tuple[int, ...] | None = None) -> Tensor:
         """Every member's `row` as one tensor [members, ...], in the order of `members`, or of a group's."""
-        if group is not None and len(group) == 2 and row.nbytes <= MOST_AT_ONCE:
-            other = self._of_other(row, group)
-            return torch.stack((row, other) if group[0] == self.rank else (other, row))
         rows = [torch.empty_like(row) for _ in group or self.members]
         with _peer_lost():
             work = (self._world if group is None else self._groups[group]).allgather([rows], [row])
@@ -306,14 +283,25 @@ class Comm:
         with self._listing:
             if not self._shut:
                 self._shut = self._own is not None  # else more of them may be opened still
-                shut_sockets(self._own if self._own is not None else opened_since(self._before))
+                self._shut_sockets(self._own if self._own is not None else opened_since(self._before))
+
+    @staticmethod
+    def _shut_sockets(own: Mapping[int, int]) -> None:
+        open_now = open_sockets()
+        for descriptor, inode in own.items():
+            if open_now.get(descriptor) != inode:
+                continue
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                # Only connected sockets: Gloo ends the process when its listening socket is touched.
+                copy.getpeername()
+                copy.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
         """Stop, and let go of the groups without waiting: their end, which joins threads of Gloo, takes a second where a
         peer has died in the middle of a sum, and all who go on would wait for this rank."""
         self.stop()
         groups = [*self._groups.values(), self._world]
-        self._groups, self._given, self._world = {}, {}, None
+        self._groups, self._world = {}, None
         threading.Thread(target=groups.clear, name="dropped groups", daemon=True).start()
 
 
@@ -345,7 +333,7 @@ class Team:
         flat = tensor.to("cpu", torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype)
         self.priced_us += self._price(steps_of_sum(len(self.ranks)), flat.nbytes / len(self.ranks))
         with self._waiting():
-            self._comm.sum(flat, self.ranks)
+            self._comm.all_reduce(flat, self.ranks).wait()
         return tensor if flat is tensor else tensor.copy_(flat)
 
     def sum_tokens(self, tensor: Tensor) -> Tensor:

@@ -97,9 +97,6 @@ class ThreadComm:
     def receive(self, tensor: Tensor, peer: int, tag: int) -> Arriving:
         return Arriving(self._hub, ("message", peer, self.rank, tag, self._number(("receive", peer, tag))), tensor)
 
-    def sum(self, tensor: Tensor, group: tuple[int, ...]) -> None:
-        self.all_reduce(tensor, group).wait()
-
     def all_gather(self, row: Tensor, group: tuple[int, ...] | None = None) -> Tensor:
         members = group or self.members
         turn = self._number(members)
