@@ -33,7 +33,7 @@ from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.collector.events import Verdict
 
 BY_CHANCE = 0.001
-LEAST_MATES = 4
+LEAST_PEERS = 4
 """The median of the others of fewer moves with one of them: while that is slow they look fast."""
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 LEAST_US = 1e-3
@@ -99,7 +99,7 @@ def _by_itself(
     times: RankTimes, compared: Sequence[Verdict], alone: Sequence[Verdict], over: Floats, *, equal_work: bool
 ) -> list[Verdict]:
     """The verdicts on episodes that come by chance, as single iterations are often as long: those of all ranks that are in no
-    episode, or in one that came by chance, say how often. Who is told from its own past alone is named only where that past
+    episode, or in one that came by chance, say how often. Who is judged by its own past alone is named only where that past
     is no part of the episode that was short by chance."""
     found: list[Verdict] = []
     left = [one for one in (*compared, *alone) if one.speed]  # a stage has none
@@ -109,8 +109,8 @@ def _by_itself(
         calm = readings.copy()
         for one in left:
             rank = one.culprits[0].rank or 0
-            mates = [at for at, role in enumerate(times.role_of.values()) if role == times.role_of[rank]]
-            mirrored = mates if len(mates) < LEAST_MATES and not equal_work else [columns.index(rank)]
+            peers = [at for at, role in enumerate(times.role_of.values()) if role == times.role_of[rank]]
+            mirrored = peers if len(peers) < LEAST_PEERS and not equal_work else [columns.index(rank)]
             calm[:, np.flatnonzero(_during(times, one))[:, None], mirrored] = np.nan
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
             pace = np.nan_to_num(np.nanmean(calm, axis=1, keepdims=True))  # the median of what is often long is either

@@ -49,10 +49,10 @@ class LongIterations(msgspec.Struct, frozen=True):
         often = (1 + len(over)) / (self.known + 2)
         again = max((repeats + often) / (len(over) + 1), often)
         share = (slow - 1) / max(n - 1, 1)
-        told = share * log(share / again) if share > again else 0.0
+        distance = share * log(share / again) if share > again else 0.0
         if again < share < 1:
-            told += (1 - share) * log((1 - share) / (1 - again))
-        return (1 + len(over) - repeats) * exp(-(n - 1) * told)
+            distance += (1 - share) * log((1 - share) / (1 - again))
+        return (1 + len(over) - repeats) * exp(-(n - 1) * distance)
 
     def lines(self, level: float) -> list[float]:
         """Levels above `level` of which half is over fewer and fewer of those kept."""
