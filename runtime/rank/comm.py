@@ -56,25 +56,13 @@ class Pending:
         return False
 
 
-class PendingReceive:
-    """A message that is to come. It is waited for in the caller's own thread: a closed socket ends every such wait, and the
-    way through another thread takes 65 us of a core's time, once for each chunk."""
-
-    def __init__(self, work: Any, tensor: Tensor) -> None:
-        self._work, self._tensor = work, tensor
-
-    def wait(self) -> Tensor:
-        with _peer_lost():
-            self._work.wait(LONGEST_WAIT)
-        return self._tensor
-
-
 class _Waiter:
     """Waits for the backend in a thread of its own, so that a wait can be left when it never ends.
 
-    A closed socket ends nearly every wait; but Gloo forgets a send whose write fails in the instant it becomes possible, and
-    whoever waits for that one waits for ever (seen once in some hundred kills). And who builds a group waits up to 10 s for a
-    member that died before it connected: no socket is there yet that could be closed.
+    A closed socket ends nearly every wait; but Gloo forgets a send whose write fails in the instant it becomes possible (seen
+    once in some hundred kills) and a receive of which a part is there when its socket closes (of 8 MB, one in six), and whoever
+    waits for such a one waits for ever. And who builds a group waits up to 10 s for a member that died before it connected: no
+    socket is there yet that could be closed.
     """
 
     def __init__(self) -> None:
@@ -90,6 +78,8 @@ class _Waiter:
         if self._stopped:
             waited.over.set()
         waited.over.wait()
+        if waited.defect is not None:
+            raise waited.defect
         if waited.problem is not None:
             raise PeerLost(waited.problem.split("\n")[0])
         if not waited.done:
@@ -110,6 +100,8 @@ class _Waiter:
             except RuntimeError as error:
                 # Its text alone: an error holds this frame, and a rank collects no circles, so the groups would stay for ever.
                 waited.problem = str(error)
+            except Exception as error:
+                waited.defect = error  # of ours: for whoever waits, who would do so for ever
             waited.over.set()
 
 
@@ -120,6 +112,7 @@ class _WaitOutcome:
         self.over = threading.Event()
         self.done = False
         self.problem: str | None = None
+        self.defect: Exception | None = None
 
 
 class _Doing:
@@ -247,12 +240,13 @@ class Comm:
                 pending.work.wait(LONGEST_WAIT)
                 through()
 
-        self._waiter.wait(_Doing(in_turn))
+        if sent:
+            self._waiter.wait(_Doing(in_turn))
 
-    def receive(self, tensor: Tensor, peer: int, tag: int) -> PendingReceive:
+    def receive(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """Post a receive into `tensor`, which must have exactly the message's size: Gloo would not notice a short message."""
         with _peer_lost():
-            return PendingReceive(self._world.recv([tensor], self._index[peer], tag), tensor)
+            return Pending(self._waiter, self._world.recv([tensor], self._index[peer], tag), tensor)
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> Pending:
         """Begin to sum `tensor` in place over a group of the plan, of two or more."""

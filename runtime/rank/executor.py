@@ -36,7 +36,7 @@ from unskew.runtime.model.batch import Batch
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.model import Deferred, weight_gradients
 from unskew.runtime.model.recompute import KeptLayers, backward, forward_keeping_inputs
-from unskew.runtime.rank.comm import Comm, Pending, PendingReceive, Team
+from unskew.runtime.rank.comm import Comm, Pending, Team
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.progress import RankProgress
 
@@ -103,7 +103,7 @@ class Executor:
         price = links.together_us
         self._team = None if team is None else Team(comm, team, progress, price, sequence_parallel=by_tokens)
         self._share = size_of(plan.role_of[comm.rank].part)
-        self._arriving: dict[_Key, tuple[list[tuple[Crossing, PendingReceive]], int]] = {}
+        self._arriving: dict[_Key, tuple[list[tuple[Crossing, Pending]], int]] = {}
         self._local: dict[_Key, Tensor] = {}
         self._split, self._held = splits_backward(plan.schedule), dict[tuple[int, int], list[KeptLayers]]()
         self._deferred: dict[tuple[int, int], dict[int, Deferred]] = {}

@@ -27,7 +27,7 @@ from unskew.analytics.scheduler.kept import Held, KeptGradients, keep, nothing_k
 from unskew.analytics.shards.parts import Piece
 from unskew.collector.events import Span
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.rank.comm import Comm, PendingReceive
+from unskew.runtime.rank.comm import Comm, Pending
 from unskew.runtime.rank.device import Device
 from unskew.runtime.rank.progress import RankProgress
 
@@ -231,7 +231,7 @@ def keep_gradients(plan: Plan, layers: Mapping[int, HeldLayer], comm: Comm, held
 
 def _take_over(kept: KeptGradients, layers: Mapping[int, HeldLayer], comm: Comm) -> None:
     everything = kept.n_micro_batches
-    sent, coming = [], defaultdict[int, list[tuple[Piece, PendingReceive]]](list)
+    sent, coming = [], defaultdict[int, list[tuple[Piece, Pending]]](list)
     for tag, one in enumerate(kept.transfers):
         layer = layers.get(one.piece.layer)
         if one.source == comm.rank and layer is not None:

@@ -17,7 +17,7 @@ from unskew.analytics.core.plan import Plan
 from unskew.analytics.pipeline.handover import MOST_MOVING
 from unskew.analytics.shards.parts import Part, Piece, common, ends_of, pieces_of
 from unskew.runtime.model.layers import HeldLayer
-from unskew.runtime.rank.comm import Comm, Pending, PendingReceive
+from unskew.runtime.rank.comm import Comm, Pending
 
 
 class LayersLost(RuntimeError):  # noqa: N818 - an event of the run, not a defect
@@ -94,7 +94,7 @@ def execute_moves(
         for copy in copies.get(number, ()):
             if copy.steps == committed:
                 layers[number].copy_from(copy, common(number, copy.part, layers[number].part))
-    received, moving = 0, deque[tuple[Piece | None, Pending | PendingReceive]]()
+    received, moving = 0, deque[tuple[Piece | None, Pending]]()
 
     def end_first() -> int:
         piece, pending = moving.popleft()
