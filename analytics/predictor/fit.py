@@ -209,6 +209,8 @@ def fit_terms(
         # Nearly all buckets may be of one size: each size counts once.
         step_us, byte_us = line_of([(median(us), n_bytes) for n_bytes, us in of_size.items()])
         sync = msgspec.structs.replace(sync, step_us=step_us, byte_us=byte_us)
+    # An end shorter than a collective is none at all where ranks of one pipeline share cores: it is taken off what is left.
+    collective_us = max(0.0, median(collectives_us)) if collectives_us else 0.0
     bare = msgspec.structs.replace(
         fitted.model,
         sync=sync,
@@ -216,11 +218,11 @@ def fit_terms(
         message_token_us=message_token_us,
         sum_us=sum_us,
         sum_token_us=sum_token_us,
-        collective_us=max(0.0, median(collectives_us)) if collectives_us else 0.0,
-        iteration_end_us=0.0,
+        collective_us=collective_us,
+        iteration_end_us=collective_us,
         end_more_us=(),
     )
-    makespans = [predict_us(seen, bare) for seen in iterations]
+    makespans = [predict_us(seen, bare) - collective_us for seen in iterations]
     remains = [seen.us - makespan for seen, makespan in zip(iterations, makespans, strict=True)]
     half_end = max(0.0, median(remains[::2]))
     tested = list(zip(iterations, makespans, strict=True))[1::2] or [(iterations[0], makespans[0])]

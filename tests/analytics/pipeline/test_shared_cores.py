@@ -13,6 +13,7 @@ from unskew.analytics.pipeline.dag import Dag, dag_of
 from unskew.analytics.pipeline.prediction import predict_iteration
 from unskew.analytics.pipeline.schedule import pipeline_of
 from unskew.analytics.pipeline.shared_cores import Cores, run_on_cores
+from unskew.analytics.predictor.fit import Fit, TimedIteration, fit_terms
 
 WORKS = [Work(100, 10_000)] * 4
 COST = CostModel(chunks={kind: ChunkCost(layer_us=us, token_us=0.0, token2_us=0.0) for kind, us in (("F", 1e3), ("B", 2e3))})
@@ -94,3 +95,17 @@ def test_ranks_that_share_cores_take_turns_at_the_end_of_an_iteration() -> None:
     assert cost.least_end_us == 8_000.0
     alone = msgspec.structs.replace(cost, cores=None)
     assert [alone.end_us(plan) for plan in (four, three)] == [20_000.0, 24_000.0]
+
+
+@pytest.mark.parametrize(("pp", "dp"), [(2, 1), (4, 1), (2, 2)])
+def test_an_end_that_was_learned_on_shared_cores_is_that_of_its_own_plan(pp: int, dp: int) -> None:
+    """Of one pipeline, too, which sums nothing, while what a sum takes is known from a plan before it."""
+    plan = uniform_plan(tp=1, pp=pp, dp=dp, n_layers=8, micro_batches=4)
+    cost = msgspec.structs.replace(COST, cores=2, end_ranks=len(plan.ranks))
+    seen = TimedIteration(plan, tuple(WORKS), predict_iteration(plan, WORKS, cost).iteration_us + 20_000.0, {})
+    fitted = Fit(model=cost, error_percent={}, n_chunks=0, unidentified={}, left_out={})
+    learned = fit_terms(
+        fitted, [seen] * 6, lambda one, cost: predict_iteration(one.plan, one.works, cost).iteration_us, collectives_us=[4e3]
+    )
+    assert predict_iteration(plan, WORKS, learned.model).iteration_us == pytest.approx(seen.us)
+    assert learned.error_percent["iteration"] == pytest.approx(0.0, abs=1e-9)
