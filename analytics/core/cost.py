@@ -192,11 +192,14 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         groups = plan.gradient_groups if collective_us else ()
         if self.cores is None or not self.end_ranks:
             return end_us + collective_us * max(_chain(groups) - 1, 0)
-        known = self._crowd(self.end_ranks)
-        crowd = self._crowd(len(plan.ranks)) / known
+        known, crowd = self._crowd(self.end_ranks), self.crowding(plan)
         in_groups = sum(len(ranks) for ranks, _ in groups if len(ranks) > 1)
         turns = max(_chain(groups), in_groups / self.cores) / known
         return max(crowd * end_us + collective_us * (turns - crowd), 0.0) if groups else crowd * end_us
+
+    def crowding(self, plan: Plan) -> float:
+        """How many times as long the ranks of `plan` take at their ends as those did of whom the end was learned."""
+        return self._crowd(len(plan.ranks)) / self._crowd(self.end_ranks) if self.end_ranks else 1.0
 
     @property
     def least_end_us(self) -> float:

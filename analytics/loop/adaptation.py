@@ -125,7 +125,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             loop, decided = loop._with_verdicts(monitor, of_warm_up, committed.iteration)
             events += [*(one for one in learned if one not in of_warm_up), *decided]
             if loop.trial is not None and loop.trial.predictor != (number := monitor.retraining.number):
-                trial = msgspec.structs.replace(loop.trial, longer_us=monitor.longer.again_us, predictor=number)
+                before = monitor.longer.before(loop.trial.from_iteration)
+                trial = msgspec.structs.replace(loop.trial, longer_us=before.again_us, predictor=number)
                 loop = msgspec.structs.replace(loop, trial=trial)
             if loop._takes_longer_than(self.monitor):
                 loop = loop.ask_anew(committed.iteration)
@@ -296,7 +297,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         longer_us = self.trial.longer_us
         if (cost := monitor.cost_with(longer_us)) is None:
             return self, []
-        trial = self.trial.add(committed, cost, monitor.speeds, predicted_us + longer_us)
+        predicted_us += longer_us * cost.crowding(self.trial.plan)
+        trial = self.trial.add(committed, cost, monitor.speeds, predicted_us)
         if trial.n < self.options.score_over:
             return msgspec.structs.replace(self, trial=trial), []
         return msgspec.structs.replace(self, trial=None), [trial.score()]

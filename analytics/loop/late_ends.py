@@ -3,7 +3,6 @@ machine does."""
 
 from __future__ import annotations
 
-from math import sqrt
 from statistics import fmean, median
 
 import msgspec
@@ -16,14 +15,9 @@ AGAIN_OVER, AROUND = 20, END_OVER // 2
 more rarely than twice in so many is not seen. Each is compared with so many before and behind it."""
 
 
-ERROR_OF_MEDIAN = 1.4826 * 1.2533
-"""Of n normal numbers, times their median absolute deviation over the root of n. A level counts for what it is without its
-error (James and Stein's estimator, its positive part): on two cores that four ranks share iterations differ by a tenth of
-their time, and the median of eight is off by as much as most levels move."""
-
-
 class LateEnds(msgspec.Struct, frozen=True):
-    """`rows`: the last iterations in which nobody was suspected, and by how much (us) each took longer than predicted."""
+    """`rows`: the last iterations in which nobody was suspected, and by how much (us) each took longer than predicted, as
+    the ranks of the fitted end would have (`CostModel.crowding`)."""
 
     rows: tuple[tuple[int, float], ...] = ()
 
@@ -37,14 +31,10 @@ class LateEnds(msgspec.Struct, frozen=True):
 
     @property
     def longer_us(self) -> float:
-        """Their level of late, as far as it is certain, and what comes again."""
+        """Their level of late, and what comes again."""
         if len(self.rows) < LEAST_ENDS:
             return 0.0
-        last_us = [us for _, us in self.rows[-END_OVER:]]
-        level_us = median(last_us)
-        error_us = ERROR_OF_MEDIAN * median(abs(us - level_us) for us in last_us) / sqrt(len(last_us))
-        certain = max(1.0 - (error_us / level_us) ** 2, 0.0) if level_us else 0.0
-        return certain * level_us + self.again_us
+        return median(us for _, us in self.rows[-END_OVER:]) + self.again_us
 
     @property
     def again_us(self) -> float:

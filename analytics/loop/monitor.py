@@ -182,19 +182,19 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         after, verdicts = self._with_verdicts(state, found.verdicts)
         after = after._seeing(sample, prediction)._accounting(cost, sample)
         after, of_job = after._job_judged(sample, predicted_us, verdicts, uneven_us)
-        return after._ended(sample, predicted_us), JudgedIteration(
+        return after._ended(sample, cost, predicted_us), JudgedIteration(
             judged=found.judged, sample=sample, predicted_us=predicted_us, verdicts=(*verdicts, *of_job)
         )
 
-    def _ended(self, sample: IterationSample, predicted_us: float) -> Monitor:
+    def _ended(self, sample: IterationSample, cost: CostModel, predicted_us: float) -> Monitor:
         """With how much longer than predicted this iteration took, where nobody is suspected in it; the first of a plan pays
         for the change."""
         seen = self.retraining.seen
         first = bool(seen) and seen[-1].plan.plan_version != sample.plan.plan_version
         if first or sample.suspicion >= self.retraining.options.suspicious_score:
             return self
-        longer = self.longer.add(sample.committed.iteration, sample.committed.measured_us - predicted_us)
-        return msgspec.structs.replace(self, longer=longer)
+        more_us = (sample.committed.measured_us - predicted_us) / cost.crowding(sample.plan)
+        return msgspec.structs.replace(self, longer=self.longer.add(sample.committed.iteration, more_us))
 
     def learn(self, sample: IterationSample, decided: Iterable[Event]) -> tuple[Monitor, tuple[Control, ...]]:
         """From an iteration with a complete log, and from what was `decided` in it."""
@@ -309,8 +309,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     def _longer_than(self, cost: CostModel) -> LateEnds:
         """`longer` by another predictor: what comes again now and then is no news to be waited for."""
         seen = {one.committed.iteration: one for one in self.retraining.seen}
-        again = [(at, seen[at]) for at, _ in self.longer.rows if at in seen]
-        return LateEnds(tuple((at, one.committed.measured_us - one.predicted_by(cost)) for at, one in again))
+        more_us = {
+            at: one.committed.measured_us - one.predicted_by(cost) for at, _ in self.longer.rows if (one := seen.get(at))
+        }
+        return LateEnds(tuple((at, us / cost.crowding(seen[at].plan)) for at, us in more_us.items()))
 
     def _job_judged(
         self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float

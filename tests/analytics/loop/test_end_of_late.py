@@ -103,14 +103,6 @@ def test_an_end_that_was_learned_while_the_run_started_up_is_learned_again_when_
     assert max(abs((one.predicted_us or 0) / one.measured_us - 1) for one in after) < 0.02
 
 
-def test_a_level_counts_as_far_as_it_is_certain() -> None:
-    """Of iterations that differ by 20 ms a median that is off by some is none; one that is off by far more than that is."""
-    noise = [20.0, -20.0, 12.0, -14.0, 17.0, -9.0, -11.0, 15.0]
-    off = [3.0 + one for one in noise]
-    assert longer_us(*off) == longer_us(*noise)
-    assert longer_us(*[100.0 + one for one in noise]) == pytest.approx(100.0 + longer_us(*noise), rel=0.05)
-
-
 def test_what_comes_again_is_not_forgotten_where_the_predictor_is_fitted_anew() -> None:
     """Every tenth iteration takes 30 ms longer; the second fit is in force from iteration 55 on."""
 

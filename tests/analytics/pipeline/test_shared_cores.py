@@ -93,6 +93,10 @@ def test_ranks_that_share_cores_take_turns_at_the_end_of_an_iteration() -> None:
     cost = msgspec.structs.replace(COST, cores=2, end_ranks=4, iteration_end_us=20_000.0, collective_us=4_000.0)
     assert [cost.end_us(plan) for plan in (four, three, two)] == [20_000.0, 16_000.0, 8_000.0]
     assert cost.least_end_us == 8_000.0
+    # What iterations of a plan took longer is longer by as much in the next ones of it.
+    for plan in (four, three, two):
+        longer = msgspec.structs.replace(cost, iteration_end_us=cost.iteration_end_us + 1_200.0 / cost.crowding(plan))
+        assert longer.end_us(plan) == pytest.approx(cost.end_us(plan) + 1_200.0)
     alone = msgspec.structs.replace(cost, cores=None)
     assert [alone.end_us(plan) for plan in (four, three)] == [20_000.0, 24_000.0]
 

@@ -258,31 +258,6 @@ def test_waits_for_other_stages_and_shards_are_waiting_too() -> None:
     assert times.us == {(0, "other"): 1_000, (0, "all_reduce"): 8_000}
 
 
-def test_attaching_imports_msgspec_only() -> None:
-    code = (
-        "import sys, unskew.runtime.attach.session, unskew.runtime.attach.start;"
-        "print(*{name.partition('.')[0] for name in sys.modules})"
-    )
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
-    ).stdout.split()
-    assert not {"torch", "numpy", "polars", "duckdb", "pyarrow", "typer", "rich"} & set(modules)
-    assert "msgspec" in modules
-
-
-def test_attaching_looks_for_no_garbage_and_leaves_collecting_on(tmp_path: Path) -> None:
-    """Among all that torch holds a look takes twice as long as attaching does, and it would be due just now."""
-    code = (
-        "import gc, torch, unskew; gc.set_threshold(20, 1, 1); seen = [];"
-        "gc.callbacks.append(lambda phase, of: seen.append(phase));"
-        f"unskew.attach({str(tmp_path)!r}); gc.callbacks.pop(0); print(gc.isenabled(), len(seen))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    collects, looks = done.stdout.split()
-    assert collects == "True"
-    assert int(looks) < 100, "700 and more, if collecting goes on"
-
-
 def test_a_rank_that_said_goodbye_while_the_log_was_read_is_not_called_dead(tmp_path: Path) -> None:
     store, run = Store.locate(tmp_path), "run-1"
     spool = SpoolWriter(store, run, "rank-0000.1", flush_s=0.01)
