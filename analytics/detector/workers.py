@@ -27,14 +27,12 @@ from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
-from unskew.analytics.detector.series.bursts import chance_beside
+from unskew.analytics.detector.series.bursts import LongIterations
 from unskew.analytics.detector.series.stretches import Stretch, Stretches, StretchTest, steady_sigma, stretches_of
 from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.collector.events import Verdict
 
-BY_CHANCE = 0.001
-LEAST_PEERS = 4
-"""The median of the others of fewer moves with one of them: while that is slow they look fast."""
+BY_CHANCE = 0.01
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 LEAST_US = 1e-3
 LEAST_MOVE = 1e-6
@@ -70,8 +68,8 @@ def judge_workers(
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
     compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
-    by_itself = _by_itself(times, compared, alone, over, equal_work=equal_work)
-    kept = [one for one in (*compared, *alone) if one not in by_itself]
+    by_itself = _by_itself(times, [one for one in alone if one.speed], compared, over)  # a stage has none
+    kept = [*compared, *(one for one in alone if one not in by_itself)]
     found = sorted(kept, key=lambda one: (one.since_iteration, min(one.speed.values(), default=1.0)))  # slowest first
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
     seen = _seen(times, wider * noise, test, options)
@@ -95,41 +93,29 @@ def _same_episode(one: Verdict, other: Verdict) -> bool:
     return one.culprits == other.culprits and one.since_iteration <= ends[1] and other.since_iteration <= ends[0]
 
 
-def _by_itself(
-    times: RankTimes, compared: Sequence[Verdict], alone: Sequence[Verdict], over: Floats, *, equal_work: bool
-) -> list[Verdict]:
-    """The verdicts on episodes that come by chance, as single iterations are often as long: those of all ranks that are in no
-    episode, or in one that came by chance, say how often. Who is judged by its own past alone is named only where that past
-    is no part of the episode that was short by chance."""
-    found: list[Verdict] = []
-    left = [one for one in (*compared, *alone) if one.speed]  # a stage has none
-    columns, alone_in_role = list(times.role_of), np.isnan(over).all(axis=1, keepdims=True)
-    readings = np.where(alone_in_role, _logs(times), over)
-    while left:
-        calm = readings.copy()
-        for one in left:
-            rank = one.culprits[0].rank or 0
-            peers = [at for at, role in enumerate(times.role_of.values()) if role == times.role_of[rank]]
-            mirrored = peers if len(peers) < LEAST_PEERS and not equal_work else [columns.index(rank)]
-            calm[:, np.flatnonzero(_during(times, one))[:, None], mirrored] = np.nan
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
-            pace = np.nan_to_num(np.nanmean(calm, axis=1, keepdims=True))  # the median of what is often long is either
-        pace = np.where(alone_in_role | (not equal_work), pace, 0.0)
-        by_chance = []
-        for one in left:
-            kind = times.kinds.index(min(one.speed, key=lambda kind: one.speed[kind]))
-            column, level = columns.index(one.culprits[0].rank or 0), -log(min(one.speed.values()))
-            values = readings[kind, _during(times, one), column] - pace[kind, 0, column]
-            rest, line = calm[kind] - pace[kind], float(np.nanmedian(values)) - level / 2
-            chance = chance_beside(values, rest, line)
-            own = rest[~np.isnan(rest[:, column]), column]
-            if len(own) and (one in alone or not equal_work):
-                chance = max(chance, chance_beside(-own, -values[:, None], -line))
-            by_chance += [one] if chance > BY_CHANCE else []
-        if not by_chance:
-            break
-        found += by_chance
-        left = [one for one in left if one not in by_chance]
+def _by_itself(times: RankTimes, alone: Sequence[Verdict], others: Sequence[Verdict], over: Floats) -> list[Verdict]:
+    """Of `alone` those on episodes that come by chance, as single iterations are often as long: those of all ranks that are
+    nobody's episode say how often."""
+    if not alone:
+        return []
+    columns, episodes = list(times.role_of), [_during(times, one) for one in alone]
+    readings = np.where(np.isnan(over).all(axis=1, keepdims=True), _logs(times), over)
+    calm = ~np.isnan(readings)
+    for one, within in zip((*alone, *others), (*episodes, *(_during(times, one) for one in others)), strict=True):
+        calm[:, within, columns.index(one.culprits[0].rank or 0)] = False
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
+        readings -= np.nanmedian(np.where(calm, readings, np.nan), axis=1, keepdims=True)
+    found = []
+    for one, within in zip(alone, episodes, strict=True):
+        slowest = min(one.speed, key=lambda kind: one.speed[kind])
+        kind, line = times.kinds.index(slowest), -log(one.speed[slowest]) / 2
+        rank, at = np.nonzero(calm[kind].T)
+        places = at + rank * 2 * len(times.iterations)  # the last of one rank and the first of another are no neighbours
+        past = LongIterations().learned(zip(places.tolist(), readings[kind].T[rank, at].tolist(), strict=True), line)
+        values = readings[kind, within, columns.index(one.culprits[0].rank or 0)]
+        n = len(values)
+        if past.known >= n and past.chance(n, int((values > line).sum()), line) > BY_CHANCE:
+            found.append(one)
     return found
 
 

@@ -8,12 +8,10 @@ line is the one that the stretch itself is over, so that many small ones do not 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import exp, log
 
 import msgspec
 import numpy as np
-
-from unskew.analytics.detector.residuals import Floats
+from scipy.special import betainc
 
 MOST = 128
 
@@ -34,8 +32,7 @@ class LongIterations(msgspec.Struct, frozen=True):
         return LongIterations(kept, known)
 
     def chance(self, n: int, slow: int, line: float) -> float:
-        """How many stretches of `n` iterations, `slow` of them over `line`, are to be expected in a past like this one, of any
-        length that tells as much (Chernoff's bound: the stretch was sought).
+        """How many stretches of `n` iterations, `slow` of them over `line`, are to be expected in a past like this one.
 
         >>> alone = LongIterations(tuple((at, 0.5) for at in range(0, 400, 20)), 400)
         >>> pairs = LongIterations(tuple((at + i, 0.5) for at in range(0, 400, 40) for i in (0, 1)), 400)
@@ -48,22 +45,9 @@ class LongIterations(msgspec.Struct, frozen=True):
         repeats = int(np.sum(np.diff(over) == 1))
         often = (1 + len(over)) / (self.known + 2)
         again = max((repeats + often) / (len(over) + 1), often)
-        share = (slow - 1) / max(n - 1, 1)
-        distance = share * log(share / again) if share > again else 0.0
-        if again < share < 1:
-            distance += (1 - share) * log((1 - share) / (1 - again))
-        return (1 + len(over) - repeats) * exp(-(n - 1) * distance)
+        goes_on = float(betainc(slow - 1, n - slow + 1, again)) if slow > 1 else 1.0
+        return (1 + len(over) - repeats) * goes_on
 
     def lines(self, level: float) -> list[float]:
         """Levels above `level` of which half is over fewer and fewer of those kept."""
         return sorted(2 * excess + 1e-9 for _, excess in self.kept if 2 * excess >= level)
-
-
-def chance_beside(values: Floats, rest: Floats, line: float) -> float:
-    """How many stretches like `values` (n,) are to be expected in `rest` [iteration, series], by what lies over `line`; nan =
-    not seen, or not of it."""
-    series, at = np.nonzero(~np.isnan(rest.T))
-    places = at + series * 2 * len(rest)  # the last of one series and the first of another are no neighbours
-    past = LongIterations(tuple((int(place), 1.0) for place in places[rest.T[series, at] > line]), len(at))
-    seen = values[~np.isnan(values)]
-    return past.chance(len(seen), int((seen > line).sum()), 0.0)
