@@ -54,13 +54,15 @@ def _of_its_log(snapshot: Snapshot) -> Headline | None:
 
 
 def _of_attention(state: RunState) -> Headline | None:
-    """What is wrong, and what waits for a person."""
-    if state.by_urgency:
-        return _of_verdict(state.by_urgency[0], state)
-    if state.waiting is None:
+    """What is wrong, and what waits for a person: this comes before what is answered."""
+    urgent, waiting = next(iter(state.by_urgency), None), state.waiting
+    if urgent is not None and (waiting is None or state.answer_to(urgent.verdict) is None):
+        return _of_verdict(urgent, state)
+    if waiting is None:
         return None
-    proposed = state.waiting.proposed
-    return Headline("warn", f"Proposal {proposed.proposal} waits for you: {proposed.change}.", _of_proposal(state))
+    proposed = waiting.proposed
+    sentence = f"Proposal {proposed.proposal} waits for you: {proposed.change}."
+    return Headline("warn", sentence, _of_proposal(state), _verdict_notes(state))
 
 
 def _lacking(state: RunState) -> str:

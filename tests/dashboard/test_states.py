@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 from support.dashboard import runs
 from support.dashboard.pages import FOLDER, page, text
 
-from unskew.collector.events import CommandRefused, Dropped, Mode, PlanRejected, RunFinished
+from unskew.collector.events import CommandRefused, Dropped, Mode, PlanRejected, RunFinished, VerdictClosed
 from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -78,6 +78,19 @@ def test_what_waits_for_a_person_is_shown_before_what_is_answered(store: Store) 
     assert '; 1 more verdict">' in listed, "as the page has it"
     data.runs.clear()
     assert "p3 waited for you" in text(page()), "its controller is gone, and the proposal open still"
+
+
+@pytest.mark.slow
+def test_a_proposal_that_waits_is_shown_before_a_death_that_is_answered(store: Store) -> None:
+    """Nothing else is wrong: the survivors' better plan waits, and nobody can do anything about the death any more."""
+    writer = runs.waiting_after_death(store)
+    writer.control(VerdictClosed(verdict=1, until_iteration=37, at_iteration=40, reason="as fast as the others again"))
+    with hold_controller_lock(store, "waiting"):
+        writer.close()
+        shown = text(page("waiting"))
+    headline = shown[shown.index('u-sentence"') :]
+    waits, dead = headline.index("Proposal p3 waits for you: "), headline.index("Rank 6 is dead")
+    assert waits < dead < headline.index("Answered by plan 1.")
 
 
 @pytest.mark.slow
