@@ -17,6 +17,7 @@ from support.processes import collectors, send_signal, started_at, wait_for_coll
 
 from unskew.analytics.core.faults import parse_faults
 from unskew.benchmarks.growth import draw_growth
+from unskew.benchmarks.kept import KeptSteps
 from unskew.benchmarks.report import Figure, bars, figure, publish, shown
 from unskew.collector.events import DeviceJoined, DeviceLost, Event, IterationCommitted, Regrouped, RunFinished
 from unskew.collector.paths import Store
@@ -27,6 +28,7 @@ from unskew.runtime.options import RunOptions
 
 _Event = TypeVar("_Event", bound=Event)
 _Step = TypeVar("_Step")
+_Found = TypeVar("_Found")
 Watch = Callable[[Store, Event], None]
 Part = Callable[["Bench"], Iterable[Figure]]
 
@@ -96,10 +98,15 @@ class Bench:
 
     def __init__(self, progress: Progress, store: Store, *, full: bool = False) -> None:
         self._progress, self.store, self.full = progress, store, full
+        self._kept = KeptSteps(store.root)
 
     def steps(self, what: str, of: Sequence[_Step]) -> Iterator[_Step]:
         """`of`, one by one, shown to people."""
         yield from shown(self._progress, what, of)
+
+    def kept(self, what: str, of: Sequence[_Step], measure: Callable[[_Step], _Found], kind: type[_Found]) -> list[_Found]:
+        """What `measure` finds at each step; what a bench into the same store found there before, with this code, counts."""
+        return [self._kept.of(f"{what} {step!r}", partial(measure, step), kind) for step in self.steps(what, of)]
 
     def counted(self, what: str) -> Callable[[int, int], None]:
         """Hears (done, all) of work that counts its own steps, and shows it to people."""

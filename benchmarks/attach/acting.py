@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -43,13 +44,13 @@ class Gain(NamedTuple):
 
 
 def figures(bench: Bench, seeds: int = SEEDS, made_up_seeds: int = MADE_UP_SEEDS) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="unskew-acting-") as folder:
-        apart = _apart(Path(folder))
-        made_up = [_made_up(loop, made_up_seeds) for loop in bench.steps("loops that are acted on", LOOPS)]
-        found: dict[tuple[str, str], list[Gain]] = {}
-        for number, (name, device) in enumerate(bench.steps("trainings that are acted on", JOBS)):
-            gains = [_gain(Path(folder) / f"store-{number}-{seed}", name, device, seed) for seed in range(seeds)]
-            found[name, device] = [gain for gain in gains if gain is not None]
+    apart = bench.kept("parameters after it", [DIVIDED], _apart, dict[str, float])[0]
+    made_up = [_made_up(loop, made_up_seeds) for loop in bench.steps("loops that are acted on", LOOPS)]
+    asked = [(name, device, seed) for name, device in JOBS for seed in range(seeds)]
+    gains = bench.kept("trainings that are acted on", asked, lambda one: _gains(*one), list[Gain])
+    found: dict[tuple[str, str], list[Gain]] = {job: [] for job in JOBS}
+    for (name, device, _), scored in zip(asked, gains, strict=True):
+        found[name, device] += scored
     return [
         figure("acting: parameters apart from one process's, float64", max(apart.values()), "", bar=EXACT, better="lower",
                note=", ".join(apart)),
@@ -86,26 +87,29 @@ def _made_up(loop: DividedLoop, seeds: int) -> Figure:
     return figure(what, off[-1], "%", bar=WITHIN, better="lower", note=note)
 
 
-def _apart(folder: Path) -> dict[str, float]:
+def _apart(names: Sequence[str]) -> dict[str, float]:
     """Case -> the largest difference of a parameter of those ranks that stay."""
-    subprocess.run([sys.executable, acting_job.__file__, str(folder / "exact"), str(folder), *DIVIDED], check=True)
     found = {}
-    for name in DIVIDED:
-        case = acting_job.CASES[name]
-        ranks = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(case.ranks)]
-        one = acting_job.reference(case, [of["given"] for of in ranks])
-        stay = [of["parameters"] for rank, of in enumerate(ranks) if case.samples[rank]]
-        found[name] = max(abs(a - b) for mine in stay for a, b in zip(mine, one, strict=True))
+    with tempfile.TemporaryDirectory(prefix="unskew-acting-") as place:
+        folder = Path(place)
+        subprocess.run([sys.executable, acting_job.__file__, str(folder / "exact"), str(folder), *names], check=True)
+        for name in names:
+            case = acting_job.CASES[name]
+            ranks = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(case.ranks)]
+            one = acting_job.reference(case, [of["given"] for of in ranks])
+            stay = [of["parameters"] for rank, of in enumerate(ranks) if case.samples[rank]]
+            found[name] = max(abs(a - b) for mine in stay for a, b in zip(mine, one, strict=True))
     return found
 
 
-def _gain(store: Path, name: str, device: str, seed: int) -> Gain | None:
-    """The first change's; None where none was scored."""
+def _gains(name: str, device: str, seed: int) -> list[Gain]:
+    """The first change's; none where none was scored."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = [*torchrun, divided_job.__file__, name, device, str(seed)]
-    watch = [sys.executable, "-m", "unskew", "watch", "--store", str(store), "--mode", "auto", "--", *job]
-    subprocess.run(watch, check=True, capture_output=True)
-    with open_store(Store(store)) as log:
-        scored = "select gain_percent, 100 * effect_s / baseline_s from proposals join plans using (run, proposal)"
-        rows = log.sql(f"{scored} where effect_s is not null order by from_iteration limit 1").rows()
-    return Gain(*rows[0]) if rows else None
+    with tempfile.TemporaryDirectory(prefix="unskew-acting-") as folder:
+        watch = [sys.executable, "-m", "unskew", "watch", "--store", folder, "--mode", "auto", "--", *job]
+        subprocess.run(watch, check=True, capture_output=True)
+        with open_store(Store(Path(folder))) as log:
+            scored = "select gain_percent, 100 * effect_s / baseline_s from proposals join plans using (run, proposal)"
+            rows = log.sql(f"{scored} where effect_s is not null order by from_iteration limit 1").rows()
+    return [Gain(*row) for row in rows]

@@ -13,6 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -45,12 +47,14 @@ def figures(bench: Bench, seeds: int | None = None, frameworks: Sequence[str] = 
             missing = f"{grid_job.NEEDS[framework]} is not installed: pip install 'unskew[frameworks]'"
             found.append(figure(f"{framework}: {NAMED}", None, "%", bar=RIGHT, better="higher", note=missing))
             continue
-        jobs: list[JobVerdict] = []
-        for seed in bench.steps(f"trainings under {framework}, watched", asked):
-            jobs += _recorded([f"{framework}:{probe}~{seed}" for probe in probes(framework, seed)])
-            jobs += [_lived(f"{framework}:{probe}~{seed}") for probe in ends(framework, seed)]
-        found += _figures(framework, jobs)
+        of_seeds = bench.kept(f"trainings under {framework}, watched", asked, partial(_jobs, framework), list[JobVerdict])
+        found += _figures(framework, [*chain(*of_seeds)])
     return found
+
+
+def _jobs(framework: str, seed: int) -> list[JobVerdict]:
+    recorded = _recorded([f"{framework}:{probe}~{seed}" for probe in probes(framework, seed)])
+    return recorded + [_lived(f"{framework}:{probe}~{seed}") for probe in ends(framework, seed)]
 
 
 def probes(framework: str, seed: int) -> list[str]:

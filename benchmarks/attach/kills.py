@@ -52,7 +52,8 @@ class KillOutcome(NamedTuple):
 
 
 def figures(bench: Bench, kills: int = KILLS, victims: Sequence[str] = VICTIMS) -> list[Figure]:
-    found = [killed(victims[number % len(victims)], number) for number in bench.steps("kills in watched jobs", range(kills))]
+    asked = [(victims[number % len(victims)], number) for number in range(kills)]
+    found = bench.kept("kills in watched jobs", asked, lambda one: killed(*one), KillOutcome)
     note = f"{kills} kill -9 of {', '.join(victims)} in turn, each at a random moment of a DDP training of two ranks"
     wrong = [f"{one.victim}: {'; '.join(one.problems)}" for one in found if one.problems]
     return [

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -67,9 +68,8 @@ class JobVerdict(msgspec.Struct, frozen=True):
 
 
 def figures(bench: Bench, seeds: int = SEEDS) -> list[Figure]:
-    jobs: list[JobVerdict] = []
-    for seed in bench.steps("DDP trainings of two ranks, watched", range(seeds)):
-        jobs += _watched([f"{case}~{seed}" for case in (*LATE, *EVEN, LONGER)])
+    of_seeds = bench.kept("DDP trainings of two ranks, watched", range(seeds), _watched, list[JobVerdict])
+    jobs = [*chain(*of_seeds)]
     late, rest = [one for one in jobs if one.kind in LATE], [one for one in jobs if one.kind not in LATE]
     even, longer = [one for one in rest if one.kind in EVEN], [one for one in rest if one.kind == LONGER]
     missed = [one.case for one in late if not one.right]
@@ -104,7 +104,8 @@ def percent(some: int, of: Sequence[JobVerdict]) -> float:
     return 100 * some / len(of)
 
 
-def _watched(cases: Sequence[str]) -> list[JobVerdict]:
+def _watched(seed: int) -> list[JobVerdict]:
+    cases = [f"{case}~{seed}" for case in (*LATE, *EVEN, LONGER)]
     with tempfile.TemporaryDirectory(prefix="unskew-attach-") as folder:
         store = Store(Path(folder) / "store")
         subprocess.run([sys.executable, attached_job.__file__, str(store.root), folder, *cases], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,10 +42,12 @@ def test_both_halves_of_a_turn_are_measured_for_both_ranks(monkeypatch: pytest.M
     monkeypatch.setattr(overhead, "MICRO_BATCHES", 1)
     for job, width in (("LIGHT", 8), ("HEAVY", 9)):
         monkeypatch.setattr(overhead, job, overhead.LoopSize(5, 1, width, 4, 1))
-    one, several, of_step, wall, start = overhead.figures(BENCH, turns=1, wall_turns=1)
+    one, several, of_step, wall, start, *baselines = overhead.figures(BENCH, turns=1, wall_turns=1)
     assert [figure.bar for figure in (one, several, of_step, wall, start)] == [20, 20, 0.3, 1, 50]
     assert all(figure.value is not None for figure in (one, several, of_step, wall, start))
     assert "ms: median" in wall.note
+    for baseline, (module, packages) in zip(baselines, overhead.BASELINES.values(), strict=True):
+        assert baseline.value is not None if find_spec(module) else f"pip install {packages}" in baseline.note
 
 
 @pytest.mark.limit(240)

@@ -9,14 +9,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 import unskew
+from unskew.benchmarks import kept
 from unskew.benchmarks.growth import draw_growth
 from unskew.benchmarks.registry import BENCHES, parts_of
 from unskew.benchmarks.report import Figure, figure
 from unskew.benchmarks.runs import Bench, Part
 from unskew.cli import app
+from unskew.collector.paths import Store
 
 
 def demo(_bench: Bench) -> list[Figure]:
@@ -51,8 +54,10 @@ def test_a_bench_imports_no_other(name: str, code: int) -> None:
 import sys
 from unskew.benchmarks import registry, runs
 runs.perform = lambda *_, **__: None
+from rich.progress import Progress
 from typer.testing import CliRunner
 from unskew.cli import app
+from unskew.collector.paths import Store
 assert CliRunner().invoke(app, ["bench", {name!r}]).exit_code == {code}
 modules = {{part.rpartition(".")[0] for parts in registry.BENCHES.values() for part in parts}}
 print(*sorted(one for one in modules if "unskew.benchmarks." + one in sys.modules))
@@ -130,3 +135,32 @@ def test_where_benches_are_not_installed_one_sentence_says_where_they_are(monkey
     result = CliRunner().invoke(app, ["bench", "loop"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "benches are not installed: run them from a checkout of the repository, with make bench\n"
+
+
+def test_a_bench_that_was_interrupted_measures_only_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def measure(seed: int) -> list[int]:
+        if seed == 2 and len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(seed)
+        return [seed]
+
+    def measured(what: str = "trainings") -> list[list[int]]:
+        with Progress() as progress:
+            return Bench(progress, Store(tmp_path)).kept(what, range(3), measure, list[int])
+
+    with pytest.raises(KeyboardInterrupt):
+        measured()
+    with (tmp_path / "measured.jsonl").open("ab") as torn:
+        torn.write(b'\n{"code": "')  # as a kill in the midst of a line leaves it
+    asked.clear()
+    assert measured() == [[0], [1], [2]]
+    assert asked == [2]
+    measured()
+    assert asked == [2]
+    measured("others")
+    assert asked == [2, 0, 1, 2]
+    monkeypatch.setattr(kept, "code_digest", lambda: "of another version")
+    measured("others")
+    assert asked == [2, 0, 1, 2, 0, 1, 2]
