@@ -1,4 +1,5 @@
 """A stage that became more expensive on all of its ranks alike: as devices they excuse each other, as a stage they are named.
+So do the ranks of a replica; that it is slow shows in the whole job's time, whose verdict then names it (`of_replica`).
 
 Per group of three or more ranks that hold the same layers, and iteration: s = median over its ranks of what they show over the
 prediction, their role and their bias, over all kinds of work. Its excess is the lesser of s and s less the median of the
@@ -14,14 +15,20 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.outcome import times_as_long
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, PeerSets, median_of_others
-from unskew.analytics.detector.residuals import Floats, median_of
-from unskew.analytics.detector.verdicts import confidence_of
+from unskew.analytics.detector.residuals import ALL, Floats, median_of
+from unskew.analytics.detector.tracks import Tracks
+from unskew.analytics.detector.verdicts import UNDECIDED, confidence_of, replica_words
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
 LEAST_RANKS = 3
+NEXT_STEP = (
+    "tell the two apart: measure its devices by themselves, or give the replica another one's data for some iterations (a slow "
+    "replica stays slow)"
+)
 
 
 class Stages(msgspec.Struct, frozen=True):
@@ -103,6 +110,36 @@ def stage_verdict(
         ),
         evidence={"time_ratio": round(times, 4), "sigma": round(sigma, 4), "n": n, "ranks": ranks},
         config=options.digest,
+    )
+
+
+def of_replica(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions) -> Verdict:
+    """The verdict on the whole job, as one on a replica or its data where the ranks of one, two or more, have all taken longer
+    than their lengths let expect since its onset, and those of no other: lengths are drawn anew, so it is none of them."""
+    seen = [one.excess[0] for one in tracks.recent if one.iteration >= of_job.since_iteration]
+    if not seen:
+        return of_job
+    middle = np.median(np.stack(seen), axis=0)  # [rank, kind], nan = not seen in each of them
+    levels = dict(zip(tracks.ranks, np.nan_to_num(middle[:, tracks.kinds.index(ALL)]).tolist(), strict=True))
+    replicas = {role.replica: [one.rank for one in plan.roles if one.replica == role.replica] for role in plan.roles}
+    least = options.least_level()
+    slow = [one for one, ranks in replicas.items() if all(levels.get(rank, 0.0) >= least for rank in ranks)]
+    others = [rank for one, ranks in replicas.items() if one not in slow for rank in ranks]
+    if len(slow) != 1 or len(ranks := replicas[slow[0]]) < 2 or any(levels.get(rank, least) >= least for rank in others):
+        return of_job
+    times = exp(min(levels[rank] for rank in ranks))
+    of_kind = dict(zip(tracks.kinds, np.median(middle[[tracks.ranks.index(rank) for rank in ranks]], axis=0), strict=True))
+    return msgspec.structs.replace(
+        of_job,
+        culprits=(Party(kind="replica", replica=slow[0]),),
+        victims=tuple(Party(kind="replica", replica=one) for one in replicas if one not in slow),
+        speed={kind: round(exp(-level), 4) for kind, level in of_kind.items() if kind != ALL and not np.isnan(level)},
+        confidence=min(of_job.confidence, UNDECIDED),
+        sentence=(
+            f"{replica_words(slow[0], ranks)} or its data, and the log does not show which: all its ranks take "
+            f"{times_as_long(times)} as their lengths let expect, no other replica's do; {of_job.sentence}"
+        ),
+        evidence={**of_job.evidence, "scope": "replica", "ranks": ranks, "next_step": NEXT_STEP},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import exp, sqrt
 from typing import Any
 
@@ -25,6 +25,7 @@ WORK = {
 ALIKE = 1.5  # speeds that differ by more are not one
 LEAST_SPEED = 1e-4  # less is not told apart, and is never zero: what is slow is not gone
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal noise
+UNDECIDED = 0.5  # two explanations, and nothing tells which
 
 
 class Excess(msgspec.Struct, frozen=True, gc=False):
@@ -120,6 +121,15 @@ def confidence_of(excess: float, sigma: float, n: int) -> float:
     degrees (of one value: 1)."""
     error = MEDIAN_ERROR * sigma / sqrt(n)
     return round(float(stdtr(max(n - 1, 1), excess / error)), 3)
+
+
+def replica_words(replica: int, ranks: Sequence[int]) -> str:
+    """A replica with its ranks.
+
+    >>> replica_words(1, [2, 3])
+    'replica 1 (ranks 2, 3)'
+    """
+    return f"replica {replica} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
 
 
 def link_verdict(number: int, change: links.LinkChange, at: int, config: str) -> Verdict:

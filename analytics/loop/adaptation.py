@@ -257,11 +257,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
                 scoring, scored = (loop.scoring, []) if known else loop.scoring.named(one)
                 if one.cause == "slow_device":
                     why = f"rank {one.culprits[0].rank}'s speed changed" if known else "another device turned slow"
-                elif not one.culprits:
+                elif one.cause == "unknown":
                     why = "the pace of the whole job changed"
             loop, over = msgspec.structs.replace(loop, scoring=scoring)._trial_over(why, at)
             events += [*scored, *over]
-        of_somebody = [one for one in verdicts if monitor.verdicts[one.verdict].culprits]
+        of_somebody = [one for one in verdicts if monitor.verdicts[one.verdict].cause != "unknown"]
         if not of_somebody:
             return loop, events
         named = [one.verdict for one in of_somebody if isinstance(one, Verdict)]

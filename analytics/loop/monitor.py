@@ -23,7 +23,7 @@ from unskew.analytics.core.cost import CostModel, SlowLink
 from unskew.analytics.core.iteration import IterationTelemetry
 from unskew.analytics.core.outcome import Sight, UnexplainedTime
 from unskew.analytics.core.plan import Plan
-from unskew.analytics.detector import detector, job_wide, products
+from unskew.analytics.detector import detector, job_wide, products, stages
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, suspects_stage
 from unskew.analytics.detector.job_wide import NEXT_STEP, JobWideOptions, JobWideState
 from unskew.analytics.detector.options import DetectorOptions
@@ -321,17 +321,16 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         job, now = self.job, sample.committed.iteration
         if named := [one for one in found if isinstance(one, Verdict)]:
             since = min(one.since_iteration for one in named)
-            return self._holding(0)._with_job(
-                *job_wide.set_aside(job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
-            )
+            set_aside = job_wide.set_aside(job.state, since, f"verdict {named[0].verdict} explains it", self._job_options)
+            return self._holding(0)._with_job(*set_aside, sample.plan)
         if suspects_stage(self.detector):
             return self._holding(0), ()
         held = (*job.held, self._over(sample, predicted_us, uneven_us))
         if sample.suspicion < self.retraining.options.suspicious_score:
-            return self._holding(0)._job_steps(held, now)
+            return self._holding(0)._job_steps(held, now, sample.plan)
         if job.suspected < self.options.window:
             return self._holding(job.suspected + 1, held), ()
-        return self._holding(job.suspected + 1)._job_steps(held, now)
+        return self._holding(job.suspected + 1)._job_steps(held, now, sample.plan)
 
     def _holding(self, suspected: int, held: tuple[Sample, ...] = ()) -> Monitor:
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, suspected=suspected, held=held))
@@ -345,11 +344,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         least, most = (self.job.scale + log(us / predicted_us) for us in (least_us, most_us))
         return sample.committed.iteration, least, most
 
-    def _job_steps(self, samples: Iterable[Sample], now: int) -> tuple[Monitor, Verdicts]:
+    def _job_steps(self, samples: Iterable[Sample], now: int, plan: Plan) -> tuple[Monitor, Verdicts]:
         """Judged in iteration `now`."""
         after, found = self, list[Verdict | VerdictClosed]()
         for one in samples:
-            after, verdicts = after._with_job(*job_wide.step(after.job.state, one, self._job_options))
+            after, verdicts = after._with_job(*job_wide.step(after.job.state, one, self._job_options), plan)
             found += [msgspec.structs.replace(verdict, at_iteration=now) for verdict in verdicts]
         return after, tuple(found)
 
@@ -379,9 +378,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.structs.replace(self, job=job, longer=self._longer_than(cost)), ()
         after = self._accounting(cost, *self.retraining.seen)
         samples = [after._over(one, one.predicted_by(cost)) for one in seen]
-        return after._job_steps(samples, samples[-1][0]) if samples else (after, ())
+        return after._job_steps(samples, samples[-1][0], seen[-1].plan) if samples else (after, ())
 
-    def _with_job(self, state: JobWideState, found: Verdicts) -> tuple[Monitor, Verdicts]:
+    def _with_job(self, state: JobWideState, found: Verdicts, plan: Plan) -> tuple[Monitor, Verdicts]:
         """With the job's new state and its verdicts, numbered among the others."""
         job, number, verdicts = self.job, self.detector.next_verdict, list[Verdict | VerdictClosed]()
         for one in found:
@@ -389,7 +388,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
                 job, number = msgspec.structs.replace(job, number=number), number + 1
             verdicts.append(msgspec.structs.replace(one, verdict=job.number))
             if isinstance(one, Verdict):
-                evidence = {"next_step": NEXT_STEP, **one.evidence}
-                verdicts[-1] = msgspec.structs.replace(one, verdict=job.number, evidence=evidence, config=self.options.digest)
+                of = stages.of_replica(one, self.detector.tracks, plan, self.options)
+                evidence = {"next_step": NEXT_STEP, **of.evidence}
+                verdicts[-1] = msgspec.structs.replace(of, verdict=job.number, evidence=evidence, config=self.options.digest)
         after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, state=state))
         return after._with_verdicts(msgspec.structs.replace(self.detector, next_verdict=number), tuple(verdicts))

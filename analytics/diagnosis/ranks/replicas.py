@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.stretches import Stretch, StretchTest, stretches_of
-from unskew.analytics.detector.verdicts import MEDIAN_ERROR
+from unskew.analytics.detector.verdicts import MEDIAN_ERROR, UNDECIDED, replica_words
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Party, Verdict
 
 SURE_SIGMAS = 2.0
-EXPLANATIONS = 2
 NEXT_STEP = (
     "tell the two apart: log document lengths, give the replica another one's data for some iterations (a slow replica stays "
     "slow), or measure its devices by themselves"
@@ -127,7 +126,6 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
     ranks = sorted({operation.rank for operation in operations if operation.replica == replica})
     ratio = {kind: exp(_level(of, row, shift)) for kind, of in sorted(excess.of_kind.items())}
     times = exp(_level(excess.least, row, shift))
-    who = f"replica {replica} (rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))})"
     return Verdict(
         verdict=0,
         cause="unknown",
@@ -137,10 +135,10 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
         since_iteration=since,
         until_iteration=until,
         at_iteration=iterations[shift.end - 1],
-        confidence=round(1 / EXPLANATIONS, 3),
+        confidence=UNDECIDED,
         sentence=(
-            f"{who} or its data, and the log does not show which: whatever the micro-batch, all its stages take "
-            f"{times_as_long(times)} as the other replicas' since iteration {since}"
+            f"{replica_words(replica, ranks)} or its data, and the log does not show which: whatever the micro-batch, all its "
+            f"stages take {times_as_long(times)} as the other replicas' since iteration {since}"
         ),
         evidence={
             "time_ratio": {kind: round(value, 4) for kind, value in ratio.items()},

@@ -30,6 +30,7 @@ from unskew.analytics.pipeline.memory import LayerMemory
 from unskew.analytics.scheduler.recovery import recover
 from unskew.collector.events import (
     DetectionLimit,
+    Party,
     PlanScored,
     PredictorFitted,
     Verdict,
@@ -155,6 +156,22 @@ def test_a_whole_job_that_becomes_slower_bit_by_bit_is_named() -> None:
     steps = follow(Loop(SITE), train(all_slow(lambda now: 1 + 0.002 * max(now - 20, 0)), 130))
     assert {(one.verdict, one.cause, one.culprits) for one in events(steps, Verdict)} == {(1, "unknown", ())}
     assert events(steps, VerdictClosed) == []
+
+
+def test_a_replica_that_turns_slow_as_a_whole_is_named_with_doubt() -> None:
+    """Its devices excuse each other; over batches drawn anew it is no sequence effect, and nothing that all ranks share."""
+    slow_ranks = {rank: {"F": 1 / 1.5, "B": 1 / 1.4} for rank in range(4, 8)}
+    steps = follow(Loop(SITE), train(lambda now: slow_ranks if now >= 30 else {}, 60))
+    (verdict, *revised) = events(steps, Verdict)
+    assert {(one.cause, one.culprits, one.victims) for one in (verdict, *revised)} == {
+        ("unknown", (Party(kind="replica", replica=1),), (Party(kind="replica", replica=0),))
+    }
+    assert abs(verdict.since_iteration - 30) <= 1
+    assert verdict.confidence <= 0.5
+    assert verdict.sentence.startswith("replica 1 (ranks 4, 5, 6, 7) or its data, and the log does not show which: ")
+    assert "devices by themselves" in verdict.evidence["next_step"]
+    assert verdict.speed == pytest.approx({"F": 1 / 1.5, "B": 1 / 1.4}, abs=0.02)
+    assert {step.verdict for step in steps.values()} == {None}, "the Scheduler has no plan for it"
 
 
 @pytest.mark.slow
