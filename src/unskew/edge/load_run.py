@@ -57,7 +57,8 @@ def load_run(reader: Reader, run: str) -> RunLog:
     part = " or ".join(f"iteration between {first} and {last}" for first, last in looked.stretches) if looked else "true"
     about = next(iter(reader.sql("select clock, ranks, options from runs where run = ?", [run]).to_dicts()), None)
     if about is None:
-        raise StoreError(f"run {run} was never watched, so nothing says what its ranks did together: only sql reads it")
+        unknown = f"run {run} was never watched, or its first lines could not be written"
+        raise StoreError(f"{unknown}: nothing says what its ranks did together, only sql reads it")
     options: dict[str, Any] = json.loads(about["options"] or "{}")
     plans = {
         row["plan_version"]: Plan.from_data(json.loads(row["plan"]))
