@@ -23,6 +23,11 @@ WATCHED: dict[str, str] = {
     "long_sequences": "balance the lengths over the ranks: for batch in session.balance(loader, length=...)",
 }
 """Of a training that is not ours: nobody takes over there, and its loop lets samples be divided by one line."""
+NOBODY_TOOK_OVER = (
+    "start a rank in its place by `unskew rank add` where the run waits for one; where it has ended, resume it from its newest "
+    "checkpoint"
+)
+"""Of a death after which no plan came: the last who held its layers, or a mode in which nothing is changed."""
 BESIDE = "look at what it does in each step beside the passes: logging, copies, checkpoints, other programs on its machine"
 """Of a rank whose passes are as fast as the others'."""
 PROBE = "run `unskew probe` on the device, or give it less; drain it when it comes again"
@@ -30,13 +35,15 @@ PROBE = "run `unskew probe` on the device, or give it less; drain it when it com
 PASSES = {"F", "B", "W"}
 
 
-def with_next_step(verdict: Verdict, *, can_be_probed: bool, watched: bool = False) -> Verdict:
-    """The verdict with what to do about it, where it does not say so itself."""
+def with_next_step(verdict: Verdict, *, can_be_probed: bool, watched: bool = False, taken_over: bool = True) -> Verdict:
+    """The verdict with what to do about it, where it does not say so itself. `taken_over`: others do what the dead did."""
     if "next_step" in verdict.evidence:
         return verdict
     step = {**NEXT_STEP, **(WATCHED if watched else {})}[verdict.cause]
     if watched and verdict.speed and not PASSES & {*verdict.speed}:
         step = BESIDE
+    elif verdict.cause == "dead" and not taken_over:
+        step = NOBODY_TOOK_OVER
     elif verdict.cause == "slow_device" and can_be_probed:
         step = f"measure it by unskew probe while it trains; {step}" if watched else PROBE
     return msgspec.structs.replace(verdict, evidence={"next_step": step, **verdict.evidence})

@@ -160,7 +160,10 @@ def diagnose(log: RunLog) -> Diagnosis:
         run_id=log.run,
         observability=seen,
         iterations=log.iterations.height,
-        verdicts=tuple(with_next_step(one, can_be_probed=log.can_be_probed, watched=log.attached) for one in verdicts),
+        verdicts=tuple(
+            with_next_step(one, can_be_probed=log.can_be_probed, watched=log.attached, taken_over=_taken_over(log, one))
+            for one in verdicts
+        ),
         time_lost_s=lost_s,
         abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *_lacks(log), *gaps, dropped_sentence(log.dropped)])),
         outcome=outcome.outcome,
@@ -169,6 +172,14 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
+
+
+def _taken_over(log: RunLog, verdict: Verdict) -> bool:
+    """Whether a later plan did without the culprits; of a training that is not ours nobody knows."""
+    ranks = {party.rank for party in verdict.culprits}
+    held = min((version for version, plan in log.plans.items() if ranks & {*plan.ranks}), default=None)
+    later = [plan for version, plan in log.plans.items() if held is not None and version > held]
+    return held is None or log.attached or any(not ranks & {*plan.ranks} for plan in later)
 
 
 def _in_order(

@@ -23,7 +23,7 @@ from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.model import from_spans
 from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulate
 from unskew.analytics.policies.registry import POLICIES
-from unskew.collector.events import Dropped, PlanApplied, PlanProposed, RunFinished, Span
+from unskew.collector.events import DeviceLost, Dropped, PlanApplied, PlanProposed, RunFinished, Span
 from unskew.collector.formats.exporters import straggler_analysis
 from unskew.collector.formats.registry import bring_in, take_out
 from unskew.collector.paths import Store
@@ -348,3 +348,18 @@ def test_a_pause_of_no_length_was_not_looked_for(store: Store, tmp_path: Path) -
     pl.read_parquet(tmp_path / "t.parquet").with_columns(duration=one).write_parquet(tmp_path / "u.parquet")
     (brought,) = bring_in(store, "straggler-analysis", tmp_path / "u.parquet")
     assert "gc_pause: no gc spans" not in diagnose(loaded(store, brought.run)).abstained
+
+
+@pytest.mark.slow
+def test_survivors_have_taken_over_only_where_a_plan_says_so(store: Store) -> None:
+    """Of the last rank that held its layers nobody did: the run stands still, and waits for somebody to start one."""
+    writer = runs.healthy(store, iterations=20)
+    writer.control(DeviceLost(device="device-6", rank=6, how="exit", detail="signal SIGKILL", detected_us=1))
+    writer.close()
+    runs.after_death(store).close()
+    steps = {
+        run: [v.evidence["next_step"] for v in diagnose(loaded(store, run)).verdicts if v.cause == "dead"]
+        for run in ("healthy", "death")
+    }
+    assert ["unskew rank add" in step for step in steps["healthy"]] == [True]
+    assert ["the survivors took over" in step for step in steps["death"]] == [True]
