@@ -88,7 +88,7 @@ class DashboardProcess:
     def _start(self, port: int) -> None:
         self._port = port
         try:
-            log = open_file(self.log, os.O_WRONLY | os.O_TRUNC)
+            log = _opened(self.log)
         except OSError:
             log, name = tempfile.mkstemp(prefix="unskew-dashboard-", suffix=".log")
             self.log = Path(name)
@@ -134,6 +134,17 @@ class DashboardProcess:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _opened(path: Path) -> int:
+    """Raises `OSError` where nothing can be written, also for want of space: Streamlit ends where its first line is refused."""
+    log = open_file(path, os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(log, b"\n")
+    except OSError:
+        os.close(log)
+        raise
+    return log
 
 
 def _listens(pid: int, port: int) -> bool:

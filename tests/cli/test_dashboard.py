@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -90,6 +91,20 @@ def test_a_port_that_another_dashboard_takes_meanwhile_is_passed_over(tmp_path: 
                 assert url != f"http://{ADDRESS}:{taken}"
         finally:
             other.shutdown()
+
+
+def test_on_a_full_disk_its_output_goes_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk of the store refuses must not keep people from looking at it."""
+    monkeypatch.setattr("unskew.dashboard_process.sys.executable", "/bin/true")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with DashboardProcess(Store(tmp_path)) as process:
+            process.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not process.log.is_relative_to(tmp_path)
+    process.log.unlink()
 
 
 @pytest.mark.slow
