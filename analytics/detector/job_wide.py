@@ -78,9 +78,10 @@ class JobWideOptions(msgspec.Struct, frozen=True, kw_only=True):
 class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     """`past`: the last healthy samples, oldest first; `recent`: those of a suspicion, or within an episode of a change of it.
     `judged`: iterations that the test has seen outside of episodes; `level`: log of the slowdown now; `since`: onset of the
-    open episode, `crept`: whether it came bit by bit; `episodes`: how many there have been. `start`: the first samples of all,
-    `first`: the first healthy ones, of `healthy`, so many of which were `compared` with these. `spent`: what these took, and of
-    it `beyond` by `long` of them beyond the usual iteration, in usual ones. `bursts`: the long ones from further back."""
+    open episode, `crept`: whether it came bit by bit, `shown`: its last revision, `slow`: its iterations, and their levels
+    together; `episodes`: how many there have been. `start`: the first samples of all, `first`: the first healthy ones, of
+    `healthy`, so many of which were `compared` with these. `spent`: what these took, and of it `beyond` by `long` of them
+    beyond the usual iteration, in usual ones. `bursts`: the long ones from further back."""
 
     iteration: int = -1
     past: tuple[Sample, ...] = ()
@@ -90,6 +91,8 @@ class JobWideState(msgspec.Struct, frozen=True, kw_only=True):
     level: float = 0.0
     since: int | None = None
     crept: bool = False
+    shown: Verdict | None = None
+    slow: tuple[int, float] = (0, 0.0)
     episodes: int = 0
     first: tuple[Sample, ...] = ()
     healthy: int = 0
@@ -197,11 +200,7 @@ def step(state: JobWideState, sample: Sample, options: JobWideOptions) -> tuple[
     recent = (*state.recent, sample)[-options.window :]
     state = msgspec.structs.replace(state, sums=sums, recent=recent, judged=state.judged + (not slow))
     if side.total <= 0:
-        return (
-            (msgspec.structs.replace(state, recent=()), ())
-            if slow
-            else _crept(_learned(state, recent, noise, options), options)
-        )
+        return (_slow(state, len(recent)), ()) if slow else _crept(_learned(state, recent, noise, options), options)
     rows = tuple(seen for seen in recent if seen[0] > side.zero_at)
     if side.total <= limits.threshold or (not slow and len(state.past) + len(rows) < options.least_past):
         return state, ()
@@ -272,14 +271,9 @@ def _crept(state: JobWideState, options: JobWideOptions) -> tuple[JobWideState, 
     if level - DRIFT_SIGMAS * MEDIAN_ERROR * sigma / sqrt(n) < log(options.least_slowdown):
         return state, ()
     since, past = state.first[n - 1][0] + 1, state.first[:n]
+    sums, episodes = CusumSums.fresh((), state.iteration), state.episodes + 1
     state = msgspec.structs.replace(
-        state,
-        past=past,
-        sums=CusumSums.fresh((), state.iteration),
-        level=level,
-        since=since,
-        crept=True,
-        episodes=state.episodes + 1,
+        state, past=past, sums=sums, level=level, since=since, crept=True, shown=None, episodes=episodes
     )
     noise = SeriesNoise(first.middle, sigma)
     return state, (_verdict(state, since, n, noise, limits_of(past, noise, options)),)
@@ -308,25 +302,25 @@ def _changed(
     rows, level = rows[at:], float(np.median(over[at:]))
     unsure = 0.0 if state.since is None else OVER_ERRORS * MEDIAN_ERROR * noise.sigma / sqrt(len(rows))
     if level < limits.slack + unsure:
-        closed = () if state.since is None else (_closed(state, rows[0][0]),)
+        closed = () if state.since is None else _closed(_slow(state, len(state.recent) - len(rows)), rows[0][0])
         return _learned(state, rows, noise, options), closed
     past, since, episodes = state.past, state.since, state.episodes
     if since is None and not _beyond_its_own(state, rows, noise, level, options):
         return state, ()
+    n_slow = len(state.recent)
     if since is None:
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
+        n_slow, state = len(state.past) - len(past) + len(rows), msgspec.structs.replace(state, slow=(0, 0.0))
         episodes += 1
-    state = msgspec.structs.replace(
-        state,
-        past=past,
-        recent=(),
-        sums=CusumSums.fresh((), state.iteration),
-        level=level,
-        since=since,
-        episodes=episodes,
-        first=tuple(one for one in state.first if one[0] < since),
-    )
-    return state, (_verdict(state, since, len(rows), noise, limits),)
+    sums, first = CusumSums.fresh((), state.iteration), tuple(one for one in state.first if one[0] < since)
+    state = msgspec.structs.replace(state, past=past, sums=sums, level=level, since=since, episodes=episodes, first=first)
+    shown = _verdict(state, since, len(rows), noise, limits)
+    return msgspec.structs.replace(_slow(state, n_slow), shown=shown), (shown,)
+
+
+def _slow(state: JobWideState, n: int) -> JobWideState:
+    """So many more iterations are of the open episode, at its level: lone ones that are much longer do not make it larger."""
+    return msgspec.structs.replace(state, recent=(), slow=(state.slow[0] + n, state.slow[1] + n * exp(state.level)))
 
 
 def _beyond_its_own(
@@ -383,6 +377,19 @@ def _verdict(state: JobWideState, since: int, n: int, noise: SeriesNoise, limits
     )
 
 
-def _closed(state: JobWideState, until: int) -> VerdictClosed:
-    why = f"iterations are as short as before since iteration {until}"
-    return VerdictClosed(verdict=state.episodes, until_iteration=until, at_iteration=state.iteration, reason=why)
+def _closed(state: JobWideState, until: int) -> Verdicts:
+    """An episode's end; before it, where it was revised, what all its iterations took: a revision is of the last ones. One that
+    crept is stated as it began."""
+    why, at = f"iterations are as short as before since iteration {until}", state.iteration
+    closed, ratio = VerdictClosed(verdict=state.episodes, until_iteration=until, at_iteration=at, reason=why), _ratio(state)
+    if state.shown is None or state.shown.evidence["time_ratio"] == ratio:
+        return (closed,)
+    sentence = f"the whole job takes {times_as_long(ratio)} since iteration {state.since}"
+    evidence = {**state.shown.evidence, "time_ratio": ratio}
+    return msgspec.structs.replace(state.shown, at_iteration=at, sentence=sentence, evidence=evidence), closed
+
+
+def _ratio(state: JobWideState) -> float:
+    """Of an episode: the mean of its levels."""
+    n, together = state.slow
+    return round(together / n, 4) if n else 1.0

@@ -60,6 +60,19 @@ def test_every_episode_has_its_own_number_onset_and_end(seed: int, gaps: list[tu
         assert verdict.evidence["time_ratio"] == pytest.approx(episode.factor, rel=0.03)
 
 
+@pytest.mark.parametrize("at", [15, 100])
+def test_an_episode_that_is_over_is_as_large_as_all_of_it(at: int) -> None:
+    """Up to 1.6 times and down again, or 1.2 times and then 1.6: it was stated with what was seen last, 1.1 or 1.6."""
+    for logs in (np.log1p(0.6 * (1 - np.abs(np.linspace(-1, 1, 61)))), np.log(np.repeat([1.2, 1.6], [30, 31]))):
+        times = job_times(at, 200, sd=0.01, spikes=0.0)
+        times[at : at + 61] *= np.exp(logs)
+        (verdict,) = found(times)
+        assert verdict.until_iteration is not None
+        mean = np.exp(logs)[verdict.since_iteration - at : verdict.until_iteration - at].mean()
+        assert verdict.evidence["time_ratio"] == pytest.approx(mean, rel=0.03)
+        assert f"takes {verdict.evidence['time_ratio']:.2f} times as long" in verdict.sentence
+
+
 def test_long_iterations_that_a_job_has_now_and_then_are_no_episode() -> None:
     """One of eight ranks is held up in every fourth or fifth iteration: some of these come together by chance."""
     for seed in range(8):
