@@ -54,7 +54,7 @@ LOCATED = {
     "and no span says what",
     "pattern": "went into the same chunks of every iteration, which take longer than others: waiting within them that is not "
     "recorded, or layers or micro-batches that always cost more",
-    "communication": "went into messages and collectives that took longer than the median of their kind on their stage",
+    "communication": "went into messages and collectives that took longer than the median of their like on their stage",
 }
 """Where time was lost for which there is no cause, and what is known of it."""
 WITHOUT_CAUSE = {**LOCATED, "unexplained": "is the noise of single chunks, which wait for each other"}

@@ -9,7 +9,8 @@ The replay is ByteDance's: "Understanding Stragglers in Large Model Training Usi
 1. `take_apart`: an operation's launch delay = its start minus the latest end among what it needs; a group's transfer time =
    its end minus the latest start of its members; work that is no group takes what it took;
 2. `makespan_us`: ends follow from durations in topological order, at once for all iterations and scenarios;
-3. `ideal_us`: work at the mean of its kind over ranks and iterations, communication at its kind's median.
+3. `ideal_us`: work at the mean of its kind over ranks and iterations, communication at its kind's median, collectives at that
+   of their turn.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class GraphError(ValueError):
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """One operation of every iteration: of `kind`, on `rank`, which is `stage` of `replica`. Only a chunk of work has a
-    `micro_batch`, which is unique within the replica, and `layers` (first, number), only a message a `peer`."""
+    `micro_batch`, which is unique within the replica, and `layers` (first, number), only a message a `peer`, only a collective
+    a `turn` among its rank's of its kind and group."""
 
     kind: str
     rank: int
@@ -41,6 +43,12 @@ class Operation(msgspec.Struct, frozen=True, gc=False):
     micro_batch: int | None = None
     peer: int | None = None
     layers: tuple[int, int] | None = None
+    turn: int | None = None
+
+    @property
+    def alike(self) -> tuple[str, int | None]:
+        """What takes as long when nothing is wrong: a collective of another turn may sum more."""
+        return self.kind, self.turn
 
 
 class Graph(msgspec.Struct, frozen=True, dict=True):
@@ -126,8 +134,9 @@ def makespan_us(graph: Graph, work_us: Array, delay_us: Array | None = None) -> 
 
 def ideal_us(recording: TraceRecording, work_us: Array) -> Array:
     """Every kind at its mean over operations and iterations, communication at its median: [operation, iteration]."""
-    ideal = work_us.copy()
-    for kind in recording.graph.kinds:
-        mine = recording.graph.where(kind=kind)
+    ideal, alike = work_us.copy(), dict[tuple[str, int | None], list[int]]()
+    for i, operation in enumerate(recording.graph.operations):
+        alike.setdefault(operation.alike, []).append(i)
+    for (kind, _), mine in alike.items():
         ideal[mine] = np.median(work_us[mine]) if kind in recording.waits else work_us[mine].mean()
     return ideal

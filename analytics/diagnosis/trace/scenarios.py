@@ -118,12 +118,12 @@ def even_links(section: TraceSection, work_us: Array, links: Iterable[tuple[int,
 
 
 def usual_communication(section: TraceSection, work_us: Array) -> Array:
-    """No communication takes longer than the median of its kind on its stage."""
+    """No communication takes longer than the median of its like on its stage."""
     changed = work_us.copy()
-    cells: dict[tuple[str, int], list[int]] = {}
+    cells: dict[tuple[object, ...], list[int]] = {}
     for i, operation in enumerate(section.recording.graph.operations):
         if operation.kind in section.recording.waits:
-            cells.setdefault((operation.kind, operation.stage), []).append(i)
+            cells.setdefault((operation.alike, operation.stage), []).append(i)
     for members in cells.values():
         changed[members] = np.minimum(work_us[members], np.median(work_us[members]))
     return changed

@@ -187,13 +187,15 @@ def _nodes(rows: list[_Row], n_layers: int, *, votes: bool) -> dict[_Key, _Node]
 
 def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[_Node]:
     """One rank's operations in order of time, each with the messages that it took. A chunk needs no collective that goes on
-    beside it in any iteration: its rank began to sum the gradients of some layers while others were still to be computed."""
+    beside it in any iteration: its rank began to sum the gradients of some layers while others were still to be computed. So
+    of several collectives behind a chunk only the last needs all of it, where the others mostly begin before it ends."""
     before: tuple[_Key, ...] = ()
     work: tuple[_Key, ...] = ()
+    of_work: tuple[_Key, ...] = ()
     until_us = dict[_Key, Array]()
     place = {name: mine[0][name] for name in ("rank", "replica", "stage")}
     rank, ended, others = place["rank"], None, 0
-    for row in mine:
+    for row, following in zip(mine, [*mine[1:], None], strict=True):
         kind, begins, ends = row["kind"], (row["row"], BEGIN), (row["row"], END)
         if kind in _MESSAGES:
             break
@@ -214,7 +216,8 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             yield _Node(key, operation, needs, key, begins, ends)
             if (sent := messages.sent(row, place)) is not None:
                 yield sent
-            work, before = (key,), (key, *beside)
+            work, of_work, before = (key,), needs, (key, *beside)
+            until_us[key] = row["ended_us"]
         else:
             if kind == "optimizer" and votes:
                 vote: _Key = ("vote", rank)
@@ -223,8 +226,11 @@ def _of_rank(mine: list[_Row], messages: _Messages, *, votes: bool) -> Iterator[
             key = (kind, rank, others)
             group = key if kind == "optimizer" else (kind, _members(row), row["turn"])
             others += 1
-            yield _Node(key, Operation(kind, **place), before, group, begins, ends)
-            before, until_us[key] = (key,), row["ended_us"]
+            within = following is not None and {kind, following["kind"]} <= set(COLLECTIVE_KINDS)
+            within = within and bool(work) and float(np.median(until_us[work[0]] - row["begun_us"])) > ROUNDED_US
+            needs = (*of_work, *(one for one in before if one not in work)) if within else before
+            yield _Node(key, Operation(kind, turn=row["turn"], **place), needs, group, begins, ends)
+            before, until_us[key] = (key, *(work if within else ())), row["ended_us"]
         ended = ends
 
 

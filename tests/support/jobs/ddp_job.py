@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -53,8 +53,9 @@ def job(part: Part, *, ranks: int = 2, steps: int = 14, late_s: float = 0.04, se
     return found
 
 
-def kineto(folder: Path, steps: Iterable[RankStep]) -> Path:
-    """What torch's profiler writes of the job with Gloo on cores, a file per rank."""
+def kineto(folder: Path, steps: Sequence[RankStep], *, buckets: int = 1) -> Path:
+    """What torch's profiler writes of the job with Gloo on cores, a file per rank. With more than one of DDP's `buckets` those
+    before the last are reduced beside the backward pass."""
     events: dict[int, list[dict[str, Any]]] = {}
     for one in steps:
         mine, at = events.setdefault(one.rank, []), 1e6 * one.begin
@@ -66,6 +67,10 @@ def kineto(folder: Path, steps: Iterable[RankStep]) -> Path:
         put(f"ProfilerStep#{one.step}", at, one.seconds)
         at = put("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, one.loader)
         at = put("DistributedDataParallel.forward", at, one.forward)
+        for part in range(1, buckets):
+            here = [of for of in steps if of.step == one.step]
+            full = [of.begin + of.loader + of.forward + of.backward * part / buckets for of in here]
+            put("gloo:all_reduce", 1e6 * full[one.rank], max(full) - full[one.rank] + REDUCE_S / buckets)
         at = put("autograd::engine::evaluate_function: AddmmBackward0", at, one.backward / 2, "cpu_op")
         at = put("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", at, one.backward / 2, "cpu_op")
         at = put("gloo:all_reduce", at, one.wait)

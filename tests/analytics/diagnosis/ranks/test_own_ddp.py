@@ -81,6 +81,16 @@ def test_profiler_traces_with_gloo_name_the_late_rank_and_its_cause(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
+def test_gradients_that_are_summed_in_several_buckets_are_no_delay(tmp_path: Path, part: Part) -> None:
+    """Those of the last layers are while others are still to be computed, as of any model above a megabyte. What was left of
+    the backward pass was taken for time in which nobody did anything, half of all: a healthy job could not be judged."""
+    run = diagnosed(tmp_path, "kineto", kineto(tmp_path / "traces", job(part, ranks=3, seed=6), buckets=3))
+    assert_right(run, part)
+    assert run["time_lost_s"].get("launch_delays", 0.0) < 0.02 * 3 * sum(one.seconds for one in job(part)[::2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
 def test_traces_that_are_bare_lists_of_events_say_the_same(tmp_path: Path, part: Part) -> None:
     """Chrome's other form, which names no rank: the files do."""
     folder = kineto(tmp_path / "traces", job(part, ranks=2, seed=2))
