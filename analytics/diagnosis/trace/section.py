@@ -217,8 +217,8 @@ def by_lengths(times_us: Array, works: Sequence[Work]) -> Array:
 
 
 class InferredWorkload(msgspec.Struct, frozen=True):
-    """`expected_us` like the times given; `correlation`: of forward's with backward's z over all micro-batches, None without
-    both."""
+    """`expected_us` like the times given; `correlation`: of forward's with backward's z over all micro-batches, as far as these
+    are confirmed, so that one chunk that was held up hides nothing; None without both."""
 
     expected_us: Array
     workload: Array
@@ -246,7 +246,7 @@ def infer(times_us: Array, kinds: tuple[str, ...], stage_of: Sequence[int]) -> I
         expected[kind, place] = np.clip(fit_curve(shows, own)(shows), own.min(), own.max())
     correlation = None
     if {"F", "B"} <= set(kinds):
-        forward, backward = (z[kinds.index(kind)].mean(axis=0) for kind in "FB")
+        forward, backward = (shown[kinds.index(kind)].mean(axis=0) for kind in "FB")
         correlation = float(np.corrcoef(forward, backward)[0, 1]) if forward.std() and backward.std() else 0.0
     return InferredWorkload(np.maximum(expected, 1e-9), workload, correlation)
 
