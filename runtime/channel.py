@@ -18,6 +18,7 @@ from unskew.runtime.protocol import AnyMessage, Message
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 _LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
 MOST_BYTES = 64 << 20
 
 
@@ -101,6 +102,16 @@ def readable(asked: Sequence[int | Readable], wait_s: float | None = None) -> li
     return [descriptor for descriptor in descriptors if descriptor in ready]
 
 
+def accept_own(listener: socket.socket) -> socket.socket | None:
+    """The next connection to a Unix socket, or None where another user made it: such a one is closed unread."""
+    sock = listener.accept()[0]
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user == os.geteuid():
+        return sock
+    sock.close()
+    return None
+
+
 def opened_since(before: Mapping[int, int]) -> dict[int, int]:
     """The sockets that are open now and were not `before`."""
     return {descriptor: inode for descriptor, inode in open_sockets().items() if before.get(descriptor) != inode}
@@ -116,3 +127,14 @@ def open_sockets() -> dict[int, int]:
             if S_ISSOCK(status.st_mode):
                 found[int(name)] = status.st_ino
     return found
+
+
+def shut_sockets(own: Mapping[int, int]) -> None:
+    """Shut those of these that are still what they were, and connected: Gloo ends the process when its listening socket is
+    touched."""
+    open_now = open_sockets()
+    for descriptor, inode in own.items():
+        if open_now.get(descriptor) == inode:
+            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                copy.getpeername()
+                copy.shutdown(socket.SHUT_RDWR)

@@ -24,12 +24,12 @@ from unskew.collector.paths import Store
 from unskew.collector.process_log import report
 from unskew.collector.service.process import KeptCollector
 from unskew.collector.write.spool import SpoolWriter
-from unskew.runtime.channel import Channel, readable
+from unskew.runtime.channel import Channel, accept_own, readable
 from unskew.runtime.heartbeat_page import HeartbeatPage, shared_memory
 from unskew.runtime.node.checkpoints import CheckpointKeeper
 from unskew.runtime.node.heartbeats import STATUS_S, HeartbeatTable
 from unskew.runtime.node.processes import how_it_ended
-from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
+from unskew.runtime.node.rendezvous import RendezvousTable
 from unskew.runtime.node.waiting import announce
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import (

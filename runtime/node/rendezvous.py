@@ -5,15 +5,10 @@ It lives in the agent, so it outlasts the controller, and only what the agent's 
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from unskew.runtime.protocol import Published
-
-_CREDENTIALS = struct.Struct("3i")
 
 Rank = TypeVar("Rank", bound=Hashable)
 
@@ -52,13 +47,3 @@ class RendezvousTable(Generic[Rank]):
             keys, _ = self._asked.pop(rank)
             answers.append((rank, Published(keys=tuple(keys), values=tuple(self._values[key] for key in keys))))
         return answers
-
-
-def accept_own(listener: socket.socket) -> socket.socket | None:
-    """The next connection to a Unix socket, or None where another user made it: such a one is closed unread."""
-    sock = listener.accept()[0]
-    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    if user == os.geteuid():
-        return sock
-    sock.close()
-    return None

@@ -6,13 +6,12 @@ leave this module: callers name ranks as the run does. Every failure of a peer s
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from math import prod
 from queue import SimpleQueue
@@ -25,7 +24,8 @@ from torch.distributed import _dist2
 
 from unskew.analytics.shards.crossings import share_ends
 from unskew.analytics.shards.together import steps_of_sum
-from unskew.runtime.channel import open_sockets, opened_since
+from unskew.runtime.channel import open_sockets, opened_since, shut_sockets
+from unskew.runtime.model.exchange import MOST_BYTES, Exchange
 from unskew.runtime.rank.progress import LONGEST_WAIT, RankProgress
 
 # All members are there when a group is built. One that dies in these milliseconds leaves it half built; Gloo tries five times.
@@ -160,7 +160,8 @@ def arrive(rendezvous: Rendezvous, plan_version: int, rank: int) -> None:
 class Comm:
     """The groups of one plan version: all its ranks, and the tensor-parallel and gradient groups that this rank belongs to.
 
-    `groups` lists every group of the plan in the same order on every rank; groups of one rank need no communication.
+    `groups` lists every group of the plan in the same order on every rank; groups of one rank need no communication. The `team`
+    among them that this rank belongs to has connections of its own besides.
     Where ranks hand their layers over and leave, a plan version has a `Comm` of another `phase` first: those are `awaited`
     before the plan's own groups are built. `stop` frees blocked calls here, and by closing, on the peers. It may be called
     from another thread, also while the groups are still being built.
@@ -174,6 +175,7 @@ class Comm:
         members: Sequence[int],
         groups: Sequence[tuple[int, ...]],
         *,
+        team: tuple[int, ...] = (),
         awaited: Sequence[int] = (),
         phase: str = "",
     ) -> None:
@@ -188,6 +190,7 @@ class Comm:
         self._rendezvous, self._store = rendezvous, _GlooStore(rendezvous, plan_version)
         self._groups: dict[tuple[int, ...], Any] = {}
         self._world: Any = None
+        self._team = Exchange(rank, team) if len(team) > 1 else None
         self._wanted = [group for group in dict.fromkeys(groups) if rank in group and len(group) > 1]
 
     def build(self, stated: bytes = b"") -> dict[int, bytes]:
@@ -209,17 +212,22 @@ class Comm:
         """What each member states once more, after `build`. Raises `PeerLost`."""
         return self._meet("again", stated)
 
-    def _meet(self, where: str, stated: bytes, awaited: Sequence[int] = ()) -> dict[int, bytes]:
-        """Wait until all members have come, and who is `awaited`; what the members stated."""
-        place = f"plan{self.plan_version}{self._phase}/{where}"
+    def _meet(
+        self, where: str, stated: bytes, awaited: Sequence[int] = (), *, members: Sequence[int] | None = None
+    ) -> dict[int, bytes]:
+        """Wait until all members have come, or some, and who is `awaited`; what the members stated."""
+        place, members = f"plan{self.plan_version}{self._phase}/{where}", members or self.members
         self._rendezvous.publish(f"{place}/{self.rank}", stated)
-        keys = [f"{place}/{member}" for member in (*self.members, *awaited)]
-        return dict(zip(self.members, self._rendezvous.fetch(keys, self.plan_version), strict=False))
+        keys = [f"{place}/{member}" for member in (*members, *awaited)]
+        return dict(zip(members, self._rendezvous.fetch(keys, self.plan_version), strict=False))
 
     def _connect(self) -> None:
         self._world = self._group("world", self.members)
         for group in self._wanted:
             self._groups[group] = self._group("g" + "-".join(map(str, group)), group)
+        if self._team is not None:
+            with _peer_lost():
+                self._team.connect(partial(self._meet, "team", members=self._team.members))
 
     def _group(self, name: str, members: Sequence[int]) -> Any:
         store = PrefixStore(f"plan{self.plan_version}{self._phase}/{name}", self._store)
@@ -253,8 +261,22 @@ class Comm:
         with _peer_lost():
             return Pending(self._waiter, self._groups[group].allreduce([tensor]), tensor)
 
+    def sum(self, tensor: Tensor, group: tuple[int, ...]) -> Tensor:
+        """Sum `tensor` in place over a group of the plan, and wait for it. Raises `PeerLost`."""
+        if (team := self._directly(tensor, group)) is None:
+            return self.all_reduce(tensor, group).wait()
+        with _peer_lost():
+            return team.sum(tensor)
+
+    def _directly(self, tensor: Tensor, group: tuple[int, ...] | None) -> Exchange | None:
+        """What takes it in the backend's place."""
+        return self._team if self._team and self._team.members == group and tensor.nbytes <= MOST_BYTES else None
+
     def all_gather(self, row: Tensor, group: tuple[int, ...] | None = None) -> Tensor:
         """Every member's `row` as one tensor [members, ...], in the order of `members`, or of a group's."""
+        if (team := self._directly(row, group)) is not None:
+            with _peer_lost():
+                return team.gather(row)
         rows = [torch.empty_like(row) for _ in group or self.members]
         with _peer_lost():
             work = (self._world if group is None else self._groups[group]).allgather([rows], [row])
@@ -277,23 +299,14 @@ class Comm:
         with self._listing:
             if not self._shut:
                 self._shut = self._own is not None  # else more of them may be opened still
-                self._shut_sockets(self._own if self._own is not None else opened_since(self._before))
-
-    @staticmethod
-    def _shut_sockets(own: Mapping[int, int]) -> None:
-        open_now = open_sockets()
-        for descriptor, inode in own.items():
-            if open_now.get(descriptor) != inode:
-                continue
-            with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-                # Only connected sockets: Gloo ends the process when its listening socket is touched.
-                copy.getpeername()
-                copy.shutdown(socket.SHUT_RDWR)
+                shut_sockets(self._own if self._own is not None else opened_since(self._before))
 
     def drop(self) -> None:
         """Stop, and let go of the groups without waiting: their end, which joins threads of Gloo, takes a second where a
         peer has died in the middle of a sum, and all who go on would wait for this rank."""
         self.stop()
+        if self._team is not None:
+            self._team.close()
         groups = [*self._groups.values(), self._world]
         self._groups, self._world = {}, None
         threading.Thread(target=groups.clear, name="dropped groups", daemon=True).start()
@@ -327,7 +340,7 @@ class Team:
         flat = tensor.to("cpu", torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype)
         self.priced_us += self._price(steps_of_sum(len(self.ranks)), flat.nbytes / len(self.ranks))
         with self._waiting():
-            self._comm.all_reduce(flat, self.ranks).wait()
+            self._comm.sum(flat, self.ranks)
         return tensor if flat is tensor else tensor.copy_(flat)
 
     def sum_tokens(self, tensor: Tensor) -> Tensor:
@@ -372,11 +385,11 @@ class Team:
 
 
 class _peer_lost:  # noqa: N801  (reads as a statement)
-    """Turn the backend's errors into `PeerLost`."""
+    """Turn errors of the backend and of sockets into `PeerLost`."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, RuntimeError) and not isinstance(error, PeerLost):
+        if isinstance(error, RuntimeError | OSError) and not isinstance(error, PeerLost):
             raise PeerLost(str(error).split("\n")[0]) from error

@@ -288,11 +288,12 @@ class Rank:
         plan, leaving = record.plan, record.leaving
         start_us, began_ns, waited = self.device.now_us(), time.monotonic_ns(), self.on_standby
         groups = [*plan.teams.values(), *(ranks for ranks, _ in plan.gradient_groups)]
+        team = plan.team_of.get(self.rank_spec.rank, ())
         if leaving:
             members = sorted({*plan.ranks, *leaving})
             comm = Comm(self.control, plan.plan_version, self.rank_spec.rank, members, (), phase="/handover")
         else:
-            comm = Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups)
+            comm = Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, team=team)
         heard = decoded(self._connect(comm, self._stated()))
         if waited:  # for the others to come to the boundary: that is no part of what the change costs
             start_us, began_ns = self.device.now_us(), time.monotonic_ns()
@@ -309,7 +310,10 @@ class Rank:
             return
         if leaving:
             start_us = self.device.now_us()
-            self._connect(Comm(self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, awaited=leaving))
+            comm = Comm(
+                self.control, plan.plan_version, self.rank_spec.rank, plan.ranks, groups, team=team, awaited=leaving
+            )  # fmt: skip
+            self._connect(comm)
             self.recorder.regroup(plan, self.stepped, start_us)
         self.control.send(
             PlanEntered(

@@ -19,8 +19,9 @@ from support.training.threads_rendezvous import ThreadsRendezvous
 
 from unskew.analytics.core.layout import uniform_plan
 from unskew.collector.locks import hold
+from unskew.runtime.channel import accept_own
 from unskew.runtime.control.membership import socket_folder
-from unskew.runtime.node.rendezvous import RendezvousTable, accept_own
+from unskew.runtime.node.rendezvous import RendezvousTable
 from unskew.runtime.protocol import AGENT_LOCK, Await, Message, PlanRecord
 from unskew.runtime.rank.comm import Comm, PeerLost
 from unskew.runtime.rank.control_thread import ControlThread

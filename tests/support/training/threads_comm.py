@@ -116,6 +116,9 @@ class ThreadComm:
         self._hub.put((group, turn, self.rank), tensor)
         return Summing(self._hub, keys, tensor)
 
+    def sum(self, tensor: Tensor, group: tuple[int, ...]) -> Tensor:
+        return self.all_reduce(tensor, group).wait()
+
 
 def in_threads(ranks: Sequence[int], live: Callable[[int], None]) -> None:
     """Run `live` for each rank at once; raises what went wrong in one of them, `PeerLost` aside."""
