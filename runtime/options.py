@@ -11,6 +11,7 @@ import msgspec
 
 from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
 from unskew.analytics.core.plan import Plan, PlanError
+from unskew.analytics.shards.together import LayerSums
 from unskew.collector.events import DetectorMethod, Fault, Mode
 from unskew.runtime.size import ModelSize
 
@@ -64,7 +65,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
     measured so. `layer_weights`, `shapes`, `kept`, `kept_cut`: of a model of somebody's own, what was measured of its layers
     (own_model.py): what each costs, what it gives to the next for every token, how many numbers every member of a
-    tensor-parallel group keeps of one for its backward pass, and how many they divide. `units`: in how many it can be cut.
+    tensor-parallel group keeps of one for its backward pass, and how many they divide. `units`: in how many it can be cut,
+    `layer_sums`: how many sums each layer has then.
     """
 
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
@@ -209,6 +211,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     shapes: tuple[tuple[int, ...], ...] = ()
     kept: tuple[int, ...] = ()
     kept_cut: tuple[int, ...] = ()
+    layer_sums: LayerSums = ()
     units: int = 0
 
     @property

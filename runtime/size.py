@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from unskew.analytics.shards.together import LayerSums
+
 VOCABULARY = 256
 _EMBEDDING = 0.01
 """What an embedding costs that is a layer of its own, of a block: it has no products."""
@@ -48,6 +50,13 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         of_block = float(self._products)
         each = [_EMBEDDING * of_block, *[of_block] * (self.n_layers - 2), float(VOCABULARY * self.dim)]
         return tuple(round(self.n_layers * one / sum(each), 3) for one in each)
+
+    @property
+    def layer_sums(self) -> LayerSums:
+        """How many sums each layer has in a tensor-parallel group; () = as blocks."""
+        if not self.ends_apart:
+            return ()
+        return ((1, 0), *[(2, 2)] * (self.n_layers - 2), (0, 1))
 
     @property
     def _products(self) -> int:

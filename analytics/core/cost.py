@@ -15,6 +15,7 @@ import msgspec
 
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
+from unskew.analytics.shards.together import LayerSums, blocks
 
 Speeds = Mapping[int, Mapping[str, float]]
 """rank -> kind of work -> speed; a missing rank or kind is healthy (1.0)."""
@@ -98,7 +99,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     A message is on its way for `message_us`, more over `slow_links`, once it has occupied its link for `message_token_us` per
     token of its micro-batch that it carries; where sends are `blocking`, its sender does nothing else until it has arrived
     (pipeline/dag.py). What tensor-parallel groups exchange takes `sum_us` for each step, and `sum_token_us` more for each token
-    that one carries (shards/together.py).
+    that one carries (shards/together.py); `layer_sums`: how many sums each layer has, () = as blocks.
 
     `chunks` are those of the reference: devices of class `device_class` in TP groups of `tp` members. `others` holds the same
     kinds of work for the other classes and degrees; `classes` lists which ranks are of which class (in none: the reference's).
@@ -120,6 +121,7 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     message_token_us: float = 0.0
     sum_us: float = 0.0
     sum_token_us: float = 0.0
+    layer_sums: LayerSums = ()
     blocking: bool = False
     slow_links: tuple[SlowLink, ...] = ()
     cores: int | None = None
@@ -163,6 +165,10 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         nearest = min(degrees, key=lambda degree: (abs(log(degree / tp)), degree))
         known = self._known[name, nearest]
         return {kind: msgspec.structs.replace(cost.times(nearest / tp), own_us=cost.own_us) for kind, cost in known.items()}
+
+    def sums_of(self, n_layers: int) -> LayerSums:
+        """How many sums each of all layers has."""
+        return self.layer_sums or blocks(n_layers)
 
     @cached_property
     def joined(self) -> CostModel:

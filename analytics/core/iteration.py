@@ -34,12 +34,17 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
     whole: bool = True
 
 
-class GroupStep(msgspec.Struct, frozen=True, gc=False):
-    """One step of the sums of a tensor-parallel group in one chunk, in the mean: what the member that waited least waited for
-    it, and for how many tokens."""
+class GroupWait(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One chunk of a tensor-parallel group: how long the member that waited least waited for it, and what they exchange by."""
 
     us: float
-    tokens: float
+    kind: str
+    first_layer: int
+    n_layers: int
+    members: int
+    tokens: int
+    again: bool = False
+    sequence_parallel: bool = False
 
 
 class BucketStep(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +76,7 @@ class BesideChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole committed iteration, the times of its gradient collectives, steps of these and of tensor-parallel groups' sums,
+    """A whole committed iteration, the times of its gradient collectives, steps of these, what tensor-parallel groups waited,
     what was probed before it, and what GPUs reported about themselves in it, by rank. `beside`: what ranks did beside chunks;
     `without_core`: rank -> the part of its chunks' time (0 to 1) in which it was ready and had no core; `coreless_us`: by how
     much such times, in all that ranks did, made the iteration longer, `maybe_coreless_us`: by how much more at most, where they
@@ -82,7 +87,7 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
-    group_steps: tuple[GroupStep, ...] = ()
+    group_waits: tuple[GroupWait, ...] = ()
     bucket_steps: tuple[BucketStep, ...] = ()
     gpus: tuple[GpuState, ...] = ()
     beside: tuple[BesideChunks, ...] = ()

@@ -19,6 +19,7 @@ from unskew.analytics.loop.adaptation import Adaptation
 from unskew.analytics.loop.site import Site
 from unskew.analytics.predictor.retraining import IterationSample
 from unskew.analytics.replay.rehearsal import ControllerRehearsal, Rehearsal
+from unskew.analytics.shards.together import LayerSums
 from unskew.collector.events import (
     AdaptationStarted,
     Control,
@@ -85,6 +86,7 @@ def _site(log: RunLog) -> Site:
         detector=options_for(log.device_kind, links=log.times_messages),
         blocking_sends=log.blocking_sends,
         sync=msgspec.convert(started.get("sync"), GradientSync | None),
+        layer_sums=msgspec.convert(started.get("layer_sums", ()), LayerSums),
         classes=log.classes,
     )
 

@@ -84,6 +84,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             blocking=site.blocking_sends,
             sync=site.sync,
             cores=site.shared_cores,
+            layer_sums=site.layer_sums,
         )
         return Adaptation(
             site=site,

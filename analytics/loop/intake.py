@@ -22,14 +22,14 @@ from unskew.analytics.core.iteration import (
     BucketStep,
     Chunk,
     CommittedIteration,
-    GroupStep,
+    GroupWait,
     IterationTelemetry,
     Transfer,
 )
 from unskew.analytics.core.plan import Plan, chunk_kinds
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.shards.crossings import shares
-from unskew.analytics.shards.together import norms_in, steps_of_sum, sums_in
+from unskew.analytics.shards.together import steps_of_sum
 from unskew.collector.events import (
     CHUNK_KINDS,
     PAUSES,
@@ -159,7 +159,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
         ),
         collectives_us=_collectives_us((group, us) for group, us, _ in buckets),
         bucket_steps=tuple(_bucket_step(*bucket) for bucket in buckets),
-        group_steps=_group_steps(chunks, works, plan),
+        group_waits=_group_waits(chunks, works, plan),
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
         probes=tuple(span for span in counted if span.kind == "probe" and span.rank in plan.executors),
         gpus=tuple(sorted(opened.gpus, key=lambda state: state.rank)),
@@ -251,25 +251,25 @@ def _late_us(spans: list[Span]) -> float:
     return max(late)
 
 
-def _group_steps(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tuple[GroupStep, ...]:
-    """Of each chunk that a tensor-parallel group executed together, where it sums anything; chunks with the loss have one
-    exchange of another size."""
+def _group_waits(chunks: list[Span], works: dict[int, Work], plan: Plan) -> tuple[GroupWait, ...]:
+    """Of each chunk that a tensor-parallel group executed together; those with the loss have one exchange of another size."""
     waits: dict[tuple[str, int, int], list[Span]] = {}
     for span in chunks if plan.teams else ():
         if span.wait_tp_us is not None and span.micro_batch in works:
             waits.setdefault((span.kind, span.micro_batch, span.first_layer or 0), []).append(span)
-    steps = []
+    found = []
     for (kind, micro_batch, first), of in waits.items():
-        members, end = len(plan.members_at(micro_batch, first)), first + (of[0].n_layers or 0)
-        again, by_tokens = plan.recomputes(of[0].rank, kind), plan.token_parts(of[0].rank) > 1
-        last = end == plan.n_layers
-        sums = sums_in(kind, end - first, first=first == 0, last=last, again=again, sequence_parallel=by_tokens)
-        if members == len(of) and sums and not ((kind == "F" or again) and last):
-            least_us, carried = min(span.wait_tp_us or 0 for span in of), sums * works[micro_batch].tokens
-            if by_tokens and (norms := norms_in(kind, end - first, last=last)):
-                sums, carried = sums + 1, carried + norms
-            steps.append(GroupStep(least_us / (sums * steps_of_sum(members)), carried / sums / members))
-    return tuple(steps)
+        members, n_layers = len(plan.members_at(micro_batch, first)), of[0].n_layers or 0
+        again, last = plan.recomputes(of[0].rank, kind), first + n_layers == plan.n_layers
+        if members == len(of) and not ((kind == "F" or again) and last):
+            found.append(
+                GroupWait(
+                    us=min(span.wait_tp_us or 0 for span in of), kind=kind, first_layer=first, n_layers=n_layers,
+                    members=members, tokens=works[micro_batch].tokens, again=again,
+                    sequence_parallel=plan.token_parts(of[0].rank) > 1,
+                )
+            )  # fmt: skip
+    return tuple(found)
 
 
 def _transfers(spans: list[Span], works: dict[int, Work], plan: Plan) -> tuple[Transfer, ...]:

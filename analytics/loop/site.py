@@ -11,6 +11,7 @@ from unskew.analytics.health.probing import ProbeOptions
 from unskew.analytics.pipeline.memory import LayerMemory, Room, peak_bytes
 from unskew.analytics.predictor.retraining import RetrainingOptions
 from unskew.analytics.scheduler.state import SchedulerOptions
+from unskew.analytics.shards.together import LayerSums
 
 
 class AdaptationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +40,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     (`CostModel.classes`). `first_iteration`: where the run begins, later than 0 when it is resumed. `respawns`: how often
     mode auto starts a lost rank again; `most_ranks`: for so many ranks the node has a place. `by_replica`: a lost rank takes
     its replica out, and plans change in no other case (scheduler/replicas.py). `blocking_sends`: who sends does nothing else
-    until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves. `memory`: what
-    layers take, where that is known, with micro-batches of at most so many `tokens`. `room_bytes`: how much of what `memory`
-    counts a rank can hold; None = unknown, so without limit.
+    until the message has arrived. `sync`: gradients' sizes, where their sums cost something by themselves. `layer_sums`: as in
+    `CostModel`. `memory`: what layers take, where that is known, with micro-batches of at most so many `tokens`.
+    `room_bytes`: how much of what `memory` counts a rank can hold; None = unknown, so without limit.
     """
 
     origin: Plan
@@ -61,6 +62,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     blocking_sends: bool = False
     room_bytes: float | None = None
     sync: GradientSync | None = None
+    layer_sums: LayerSums = ()
     memory: LayerMemory | None = None
     tokens: int = 0
 

@@ -255,16 +255,15 @@ class _WorkList(msgspec.Struct, frozen=True):
 
 def _sums_us(plan: Plan, costs: LayerCosts, actions: Sequence[Action], members: Sequence[int]) -> Array | float:
     """What the groups' sums take in each action: [action, iteration]."""
-    cost, n_layers = costs.cost, plan.n_layers
+    cost, of = costs.cost, costs.cost.sums_of(plan.n_layers)
     if not cost.sum_us and not cost.sum_token_us:
         return 0.0
     steps, norms_us = np.empty(len(actions)), np.zeros(len(actions))
     for number, (action, k) in enumerate(zip(actions, members, strict=True)):
-        first, last = action.first_layer == 0, action.first_layer + action.n_layers == n_layers
+        chunk = action.kind, action.first_layer, action.n_layers, of
         again, by_tokens = plan.recomputes(action.rank, action.kind), plan.token_parts(action.rank) > 1
-        sums = sums_in(action.kind, action.n_layers, first=first, last=last, again=again, sequence_parallel=by_tokens)
-        steps[number] = steps_of_sum(k) * sums
-        if by_tokens and (norms := norms_in(action.kind, action.n_layers, last=last)):
+        steps[number] = steps_of_sum(k) * sums_in(*chunk, again=again, sequence_parallel=by_tokens)
+        if by_tokens and (norms := norms_in(*chunk)):
             norms_us[number] = steps_of_sum(k) * (cost.sum_us + cost.sum_token_us * norms / k)
     part = costs.tokens[[action.micro_batch for action in actions]] / np.array(members)[:, None]
     return np.asarray(steps[:, None] * (cost.sum_us + cost.sum_token_us * part) + norms_us[:, None])

@@ -32,11 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unskew.analytics.core.cost import ChunkCost, CostModel, Place, PlaceCost, Speeds, speed_of
-from unskew.analytics.core.iteration import BucketStep, Chunk, GroupStep, Transfer
+from unskew.analytics.core.iteration import BucketStep, Chunk, GroupWait, Transfer
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.core.workload import Work
 from unskew.analytics.predictor.estimator import data_of, features_of
 from unskew.analytics.predictor.regression import Floats, ratios_on, solve
+from unskew.analytics.shards.together import LayerSums, norms_in, steps_of_sum, sums_in
 
 TERMS = ("token_us", "head_us_per_token", "token2_us", "layer_us")  # in this order a term gives way to those before it
 HELD_OUT = 4  # every fourth
@@ -81,6 +82,17 @@ def median_error(model: CostModel, chunks: Iterable[Chunk]) -> float:
     """Median absolute relative error of the model on chunks of the kinds that it knows; infinite when there is none."""
     known = [chunk for chunk in chunks if chunk.us > 0 and chunk.kind in model.chunks]
     return median([abs(expected_us(model, chunk) / chunk.us - 1) for chunk in known] or [inf])
+
+
+def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
+    """Median over the ranks of their median measured over predicted; None without a chunk that the model knows."""
+    of_rank: dict[int, list[float]] = {}
+    for chunk in chunks:
+        if chunk.us > 0 and chunk.kind in model.chunks:
+            predicted = expected_us(model, chunk)
+            if predicted > 0:
+                of_rank.setdefault(chunk.rank, []).append(chunk.us / predicted)
+    return median(median(ratios) for ratios in of_rank.values()) if of_rank else None
 
 
 class OwnTime(msgspec.Struct, frozen=True):
@@ -185,22 +197,23 @@ def fit_terms(
     transfers: Sequence[Transfer] = (),
     collectives_us: Sequence[float] = (),
     *,
-    group_steps: Sequence[GroupStep] = (),
+    group_waits: Sequence[GroupWait] = (),
     bucket_steps: Sequence[BucketStep] = (),
 ) -> Fit:
     """The fit with what messages cost and `iteration_end_us` set so that predicted iterations match the measured ones.
 
     `predict_us` is the evaluator at the estimated speeds; `transfers` are single messages (none: messages are free and the end
-    carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_steps` of
-    what groups exchange within chunks, `bucket_steps` of the sums of gradients, which have a price of their own where the model
-    knows their sizes (`sync`).
+    carries them), `collectives_us` are times of gradient collectives from the moment all members had come, `group_waits` tell
+    what groups' exchanges within chunks take, `bucket_steps` are of the sums of gradients, which have a price of their own
+    where the model knows their sizes (`sync`).
     `error_percent` gains "iteration": mean absolute relative error of the odd iterations when the end is learned from the
     even ones (its prediction interval likewise). Raises `NotIdentifiable` without an iteration.
     """
     if not iterations:
         raise NotIdentifiable("no iteration to learn the iteration's end from: at least one committed iteration is needed")
     message_us, message_token_us = message_costs(transfers)
-    sum_us, sum_token_us = line_of([(one.us, one.tokens) for one in group_steps])
+    of = fitted.model.sums_of(iterations[0].plan.n_layers)
+    sum_us, sum_token_us = line_of([step for wait in group_waits if (step := group_step(wait, of)) is not None])
     sync = fitted.model.sync
     if sync is not None:
         of_size: dict[float, list[float]] = {}
@@ -239,6 +252,18 @@ def fit_terms(
         ),
         error_percent={**fitted.error_percent, "iteration": 100 * fmean(abs(ratio - 1) for ratio in ratios)},
     )
+
+
+def group_step(wait: GroupWait, of: LayerSums) -> tuple[float, float] | None:
+    """(us, tokens) of a step of the sums of one chunk, in the mean; None where it sums nothing."""
+    chunk = wait.kind, wait.first_layer, wait.n_layers, of
+    sums = sums_in(*chunk, again=wait.again, sequence_parallel=wait.sequence_parallel)
+    if not sums:
+        return None
+    carried = sums * wait.tokens
+    if wait.sequence_parallel and (norms := norms_in(*chunk)):
+        sums, carried = sums + 1, carried + norms
+    return wait.us / (sums * steps_of_sum(wait.members)), carried / sums / wait.members
 
 
 def message_costs(transfers: Sequence[Transfer]) -> tuple[float, float]:

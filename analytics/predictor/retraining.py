@@ -40,7 +40,9 @@ from unskew.analytics.predictor.fit import (
     fit,
     fit_terms,
     median_error,
+    median_ratio,
 )
+from unskew.analytics.shards.together import LayerSums
 from unskew.collector.events import IterationJudged, PredictorFitted, Verdict, VerdictClosed
 
 NO_WORSE = 0.002
@@ -145,7 +147,8 @@ class _Candidate(msgspec.Struct, frozen=True):
 
 class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     """The predictor of one run and what it is learned from; never changed, only replaced. `classes`: device class -> ranks;
-    `blocking`: their sends are; `sync`, `cores`: what is known beforehand of the sums of gradients, of cores (`CostModel`).
+    `blocking`: their sends are; `sync`, `cores`, `layer_sums`: what is known beforehand of the sums of gradients, of
+    cores, of groups' sums (`CostModel`).
 
     `seen`: the last complete iterations; `fitted_at`: the last that the predictor is fitted on; a new one is due at iteration
     `due_at`, because of `why`; `suspected`: in how many more iterations somebody was who is not known to be slow than nobody,
@@ -157,6 +160,7 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
     blocking: bool = False
     sync: GradientSync | None = None
     cores: int | None = None
+    layer_sums: LayerSums = ()
     fitted: Fit | None = None
     fitted_at: int = -1
     number: int = 0
@@ -253,8 +257,9 @@ class Retraining(msgspec.Struct, frozen=True, kw_only=True):
 
     def _fit(self, seen: Sequence[IterationSample], suspects: Collection[int] = (), before: Fit | None = None) -> Fit | None:
         return fit_seen(
-            seen, self.classes, blocking=self.blocking, sync=self.sync, cores=self.cores, suspects=suspects, before=before
-        )
+            seen, self.classes, blocking=self.blocking, sync=self.sync, cores=self.cores, layer_sums=self.layer_sums,
+            suspects=suspects, before=before,
+        )  # fmt: skip
 
     def _drift(self, now: int, fitted: Fit) -> str:
         """Why to fit early: the ranks' median chunk, or the iteration, has been off for some time; "" when neither has."""
@@ -300,11 +305,12 @@ def fit_seen(
     blocking: bool = False,
     sync: GradientSync | None = None,
     cores: int | None = None,
+    layer_sums: LayerSums = (),
     suspects: Collection[int] = (),
     before: Fit | None = None,
 ) -> Fit | None:
-    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`, `cores`: as in
-    `Retraining`.
+    """The predictor of these iterations; None when they do not suffice. `classes`, `blocking`, `sync`, `cores`,
+    `layer_sums`: as in `Retraining`.
     Chunks of `suspects` are left out; where they are the only ones that show what some work takes, chunks cost what they did
     `before`."""
     last = seen[-1]
@@ -322,7 +328,7 @@ def fit_seen(
     ]
     transfers = [transfer for one in seen for transfer in one.transfers]
     collectives = [us for one in seen for us in one.released.collectives_us]
-    group_steps = [step for one in seen for step in one.released.group_steps]
+    group_waits = [wait for one in seen for wait in one.released.group_waits]
     healthy = [(one, rank) for one in seen if one.committed.iteration > 0 for rank in one.released.own_us.keys() - one.speeds]
     own = [OwnTime(rank, len(one.plan.team_of.get(rank, (rank,))), one.released.own_us[rank]) for one, rank in healthy]
     bucket_steps = [step for one in seen for step in one.released.bucket_steps]
@@ -335,13 +341,15 @@ def fit_seen(
             found = before
         else:
             found = fit(chunks, classes, own)
-        model = msgspec.structs.replace(found.model, blocking=blocking, sync=sync, cores=cores, end_ranks=ranks)
+        model = msgspec.structs.replace(
+            found.model, blocking=blocking, sync=sync, cores=cores, end_ranks=ranks, layer_sums=layer_sums
+        )
         found = msgspec.structs.replace(found, model=model)
         timed = [
             TimedIteration(one.plan, one.committed.works, one.committed.measured_us, one.without(suspects, found.model).speeds)
             for one in measured
         ]
-        return fit_terms(found, timed, makespan_us, transfers, collectives, group_steps=group_steps, bucket_steps=bucket_steps)
+        return fit_terms(found, timed, makespan_us, transfers, collectives, group_waits=group_waits, bucket_steps=bucket_steps)
     except NotIdentifiable:
         return None
 
@@ -353,17 +361,6 @@ def backtest(model: CostModel, later: Sequence[IterationSample]) -> PredictorBac
         abs(seen.predicted_by(model) / seen.committed.measured_us - 1) for seen in later if seen.committed.measured_us > 0
     ]
     return PredictorBacktest(n=len(later), chunks=median_error(model, chunks), iterations=median(errors) if errors else 0.0)
-
-
-def median_ratio(model: CostModel, chunks: Sequence[Chunk]) -> float | None:
-    """Median over the ranks of their median measured over predicted; None without a chunk that the model knows."""
-    of_rank: dict[int, list[float]] = {}
-    for chunk in chunks:
-        if chunk.us > 0 and chunk.kind in model.chunks:
-            predicted = expected_us(model, chunk)
-            if predicted > 0:
-                of_rank.setdefault(chunk.rank, []).append(chunk.us / predicted)
-    return median(median(ratios) for ratios in of_rank.values()) if of_rank else None
 
 
 def _witnessed(chunks: Sequence[Chunk], model: CostModel) -> set[object]:

@@ -20,7 +20,7 @@ from unskew.analytics.core.sharing import share_out, share_out_within
 from unskew.analytics.pipeline.memory import Room, in_flight_at
 from unskew.analytics.pipeline.prediction import LayerCosts
 from unskew.analytics.shards.parts import Part, ends_of
-from unskew.analytics.shards.together import steps_of_sum, sums_in
+from unskew.analytics.shards.together import blocks, steps_of_sum, sums_in
 
 
 class Crew(msgspec.Struct, frozen=True):
@@ -192,10 +192,11 @@ class Crews:
         return self._healthy_us[place]
 
     def _sums_us(self, members: int) -> float:
-        """What the sums of a layer take."""
+        """What the sums of a layer take, in the mean."""
         if members not in self._summed_us:
             cost, tokens = self._costs.cost, float(self._costs.tokens.mean())
-            sums = sum(sums_in(kind, 1, first=False, last=False) for kind in cost.chunks)
+            of = cost.layer_sums or blocks(3)[1:2]
+            sums = sum(sums_in(kind, 0, len(of), of) for kind in cost.chunks) / len(of)
             self._summed_us[members] = sums * steps_of_sum(members) * (cost.sum_us + cost.sum_token_us * tokens / members)
         return self._summed_us[members]
 

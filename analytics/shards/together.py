@@ -6,31 +6,44 @@ emulated devices take it (runtime/links.py). Where a group is sequence-parallel 
 is divided: each member takes the sum of its own tokens (as long as a gather), and what is cut gathers them all before it; the
 backward pass gathers them once more instead of keeping them, and sums the gradients of norms.
 
->>> sums_in("F", 4, first=True, last=False), steps_of_sum(2)
+>>> sums_in("F", 0, 4, blocks(8)), steps_of_sum(2)
 (9.0, 2)
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+LayerSums = tuple[tuple[int, int], ...]
+"""Of each layer, how many sums of hidden states it has: forward, behind what is cut by rows, and backward, in front of what is
+cut by columns."""
+
+
+@lru_cache
+def blocks(n_layers: int) -> LayerSums:
+    """Each layer has two cut by columns and two by rows; besides, the first one has the embedding and the last one the head."""
+    return tuple((2 + (layer == 0), 2 + (layer == n_layers - 1)) for layer in range(n_layers))
+
 
 def sums_in(
-    kind: str, n_layers: int, *, first: bool, last: bool, again: bool = False, sequence_parallel: bool = False
+    kind: str, first_layer: int, n_layers: int, of: LayerSums, *, again: bool = False, sequence_parallel: bool = False
 ) -> float:
-    """How many sums of hidden states a chunk has, a gather as half of one: two per layer, behind its halves forward and in
-    front of them backward, one more for the embedding forward and for the head backward; gradients of weights need none. The
-    loss's small gather is left out. `again`: with the forward once more."""
+    """How many sums of hidden states a chunk has, a gather as half of one; gradients of weights need none. The loss's small
+    gather is left out. `again`: with the forward once more."""
     if kind == "W":
         return 0.0
-    forward = sums_in("F", n_layers, first=first, last=last, sequence_parallel=sequence_parallel) if again else 0.0
-    if not sequence_parallel:
-        return forward + 2.0 * n_layers + (first if kind == "F" else last)
-    return forward + (2.0 * n_layers + 0.5 * (first + last) if kind == "F" else 3.0 * n_layers + 0.5 * first + last)
+    layers = of[first_layer : first_layer + n_layers]
+    rows, columns = sum(rows for rows, _ in layers), sum(columns for _, columns in layers)
+    once, back = (0.5 * (rows + columns), 0.5 * rows + columns) if sequence_parallel else (float(rows), float(columns))
+    if kind == "F":
+        return once
+    return back + once if again else back
 
 
-def norms_in(kind: str, n_layers: int, *, last: bool) -> int:
+def norms_in(kind: str, first_layer: int, n_layers: int, of: LayerSums) -> int:
     """How many norms' gradients the members of a sequence-parallel group sum at the end of a chunk, at once: each is as large
-    as a token's hidden state."""
-    return 2 * n_layers + last if kind == "B" else 0
+    as a token's hidden state, and in front of what is cut by columns."""
+    return sum(backward for _, backward in of[first_layer : first_layer + n_layers]) if kind == "B" else 0
 
 
 def steps_of_sum(members: int) -> int:

@@ -337,6 +337,7 @@ def _site(options: RunOptions, placement: Placement) -> Site:
         ),
         blocking_sends=options.sends == "blocking",
         sync=sync_of(options),
+        layer_sums=options.layer_sums or options.size.layer_sums,
         memory=memory_of(options),
         tokens=options.tokens,
         classes={

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, size_of
+from unskew.analytics.shards.together import LayerSums
 from unskew.runtime.data import load_data
 from unskew.runtime.model.batch import drawn
 from unskew.runtime.model.cuts import Cut
@@ -171,12 +172,35 @@ class OwnModel:
         whole = self._kept(self.layers, ids, lengths, None)
         if self.units < 2:
             return tuple(whole), (0,) * len(whole)
-        half = Part(0, self.units // 2, self.units)
-        layers = [self.build(n, dtype=torch.get_default_dtype(), device=ids.device, part=half) for n in range(self.n_layers)]
-        of_half = self._kept(layers, ids, lengths, LoneMember())
+        of_half = self._kept(self._halves(ids.device), ids, lengths, LoneMember())
         lacking = [max(count - own, 0) for count, own in zip(whole, of_half, strict=True)]
-        divided = [min(round(less / (1 - size_of(half))), count) for less, count in zip(lacking, whole, strict=True)]
+        divided = [min(round(less / (1 - size_of(self._half))), count) for less, count in zip(lacking, whole, strict=True)]
         return tuple(count - cut for count, cut in zip(whole, divided, strict=True)), tuple(divided)
+
+    def sums(self, ids: Tensor, lengths: Sequence[int]) -> LayerSums:
+        """How many sums of what is of its tokens each layer has in a tensor-parallel group: forward, backward."""
+        if self.units < 2:
+            return ()
+        member, found, x = LoneMember(len(ids)), list[tuple[int, int]](), ids
+        with _one_thread():
+            for layer in self._halves(ids.device):
+                x = x.detach().requires_grad_(x.is_floating_point())
+                before = member.sums
+                x = layer(x, lengths, None, member)
+                between = member.sums
+                if x.requires_grad:
+                    torch.autograd.backward(x, torch.ones_like(x))
+                found.append((between - before, member.sums - between))
+        return tuple(found)
+
+    @property
+    def _half(self) -> Part:
+        return Part(0, self.units // 2, self.units)
+
+    def _halves(self, device: torch.device) -> list[OwnLayer]:
+        """Half of each layer."""
+        dtype = torch.get_default_dtype()
+        return [self.build(layer, dtype=dtype, device=device, part=self._half) for layer in range(self.n_layers)]
 
     def _kept(self, layers: Sequence[OwnLayer], ids: Tensor, lengths: Sequence[int], shard: Shard | None) -> list[int]:
         found, x = list[int](), ids
@@ -288,6 +312,8 @@ def measured(options: RunOptions) -> RunOptions:
     shapes = model.shapes(ids, lengths)
     weights = options.layer_weights or model.weights(ids, lengths)
     kept, kept_cut = (options.kept, options.kept_cut) if options.kept else model.kept(ids, lengths)
+    sums = options.layer_sums or model.sums(ids, lengths)
     return msgspec.structs.replace(
-        options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept, kept_cut=kept_cut, units=model.units
-    )
+        options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept, kept_cut=kept_cut, units=model.units,
+        layer_sums=sums,
+    )  # fmt: skip

@@ -167,9 +167,13 @@ def _count(part: Part, units: int) -> int:
 
 
 class LoneMember(Shard):
-    """A group of one: what a member keeps of a part is measured with it."""
+    """A group of one: what a member keeps of a part is measured with it, and of how many `tokens` sums are asked."""
+
+    def __init__(self, tokens: int = 0) -> None:
+        self.tokens, self.sums = tokens, 0
 
     def sum(self, tensor: Tensor) -> Tensor:
+        self.sums += len(tensor) == self.tokens
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:

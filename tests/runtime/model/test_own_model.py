@@ -157,6 +157,7 @@ def test_losses_of_a_model_that_names_its_shards_are_those_of_plain_torch(tmp_pa
     assert run.of(RunFinished)[-1].status == "done"
     assert run.losses == pytest.approx(plain_losses(run.options, 10), rel=1e-8)
     assert (options.units, [count > 0 for count in options.kept_cut]) == (4, [False, True, False, True, True])
+    assert options.layer_sums == ((1, 0), (2, 2), (0, 0), (2, 2), (0, 1))
 
 
 @pytest.mark.slow

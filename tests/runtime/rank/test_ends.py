@@ -39,6 +39,16 @@ def test_ends_of_their_own_cost_no_accuracy_and_are_predicted(
         assert one.predicted_us == pytest.approx(one.measured_us, rel=0.01)
 
 
+def test_groups_exchange_for_ends_of_their_own_what_these_have(tmp_path: Path) -> None:
+    """Over links that cost: after a death chunks are of other layers, and predicted as before."""
+    asked = msgspec.structs.replace(APART, tp=2, heads=4, link_us=300, link_mbps=500)
+    run = train(tmp_path, "kill:rank=1,at=14", base=asked)
+    judged = [one for one in run.of(IterationJudged) if one.predicted_us is not None]
+    assert {one.plan_version > 0 for one in judged} == {False, True}
+    for one in judged:
+        assert one.predicted_us == pytest.approx(one.measured_us, rel=0.01), one.iteration
+
+
 def test_a_slow_rank_gives_up_an_end(tmp_path: Path) -> None:
     """The last rank has the head and a block; slow, it keeps less, and what moves arrives as it was."""
     asked = msgspec.structs.replace(APART, dp=1, micro_batches=8, iterations=40, profile="longer")
