@@ -28,7 +28,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class KeptSteps:
-    """The steps that were measured into this folder, by any process before."""
+    """The steps that were measured into this folder, by any process before; where there is none, nothing is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "measured.jsonl"
@@ -36,12 +36,13 @@ class KeptSteps:
 
     def of(self, step: str, measure: Callable[[], _Found], kind: type[_Found]) -> _Found:
         """What was found at this step, or what `measure` finds now, which is kept."""
+        if not self._path.parent.is_dir():
+            return measure()
         if self._lines is None:
             self._lines = _read(self._path)
         if step not in self._lines:
             self._lines[step] = msgspec.Raw(msgspec.json.encode(measure()))
             line = _Line(code_digest(), processor(), step, self._lines[step])
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as lines:
                 lines.write(b"\n" + msgspec.json.encode(line))  # first of all it ends what a kill may have left half-written
         return msgspec.json.decode(self._lines[step], type=kind)
