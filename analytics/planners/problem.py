@@ -31,7 +31,8 @@ class PlannerJob(msgspec.Struct, frozen=True, kw_only=True):
 
     `backward_us` is both halves of the backward, which `schedule` (1f1b, zb-h1) splits or not. `embedding_layers`,
     `head_layers`: what the first and the last stage do beside their layers, in layers; `own_layers`: what each stage with
-    layers does beside them, for a chunk takes some time by itself. Memory (None = without limit):
+    layers does beside them, for a chunk takes some time by itself (as its layers it is taken to be longer in a group of
+    fewer members, where core/cost.py has it the same: plans are priced by that). Memory (None = without limit):
     `layer_bytes` parameters, gradients and optimiser state of a layer, `activation_bytes` of a layer and a micro-batch in
     flight, both for the whole group and shared by its members; `ends_bytes` of embedding and head, where they are no part of
     each layer's. `given_bytes`: what a layer is given of a micro-batch, which is

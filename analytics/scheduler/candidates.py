@@ -220,7 +220,7 @@ def levels_layouts(
     plan: Plan, origin: Plan, alive: Collection[int], crews: Crews, job: PlannerJob, *, per_node: int, levels: Collection[Level]
 ) -> Iterator[tuple[str, Layout]]:
     """ResiHP's levels (planners/resihp/progressive.py) for the groups of an even first plan, as its policy has them, stages
-    that replicas lend each other included; `job`: with the memory of one rank."""
+    that replicas lend each other included; `job`: on groups as wide as theirs, with the memory of one rank."""
     dp, pp, tp = (1 + max(getattr(role, name) for role in origin.roles) for name in ("replica", "stage", "shard"))
     even = all(role.rank == (role.replica * pp + role.stage) * tp + role.shard for role in origin.roles)
     if not even or len(origin.roles) != dp * pp * tp or len(origin.roles) > LEVELS_RANKS:
@@ -228,10 +228,6 @@ def levels_layouts(
     if plan.layer_weights or origin.schedule not in LEVELS_SCHEDULES:
         return
     speeds = np.array([crews.speed_in(rank, tp) if rank in alive else 0.0 for rank in range(dp * pp * tp)])
-    whole_us = crews.healthy_us(tp)
-    job = msgspec.structs.replace(
-        job, forward_us=job.forward_us * whole_us / job.layer_us, backward_us=job.backward_us * whole_us / job.layer_us
-    )
     cluster = PlannerCluster(
         job=job,
         speeds=speeds.reshape(dp, pp, tp),

@@ -125,20 +125,23 @@ class PlanBench:
         unseen = UNSEEN if self.plans[candidate].widest >= 2 * self._measured else 1.0
         return unseen * candidate.predicted_us + candidate.cost_us / self.remaining
 
-    def job(self, members: int) -> PlannerJob:
-        """The mean micro-batch of the recent batches as the planners take it, with the memory of so many ranks for each
-        stage."""
-        of_layers, of_head = self.costs.at((self.state.cost.device_class, 1))
+    def job(self, degree: int, members: int) -> PlannerJob:
+        """The mean micro-batch of the recent batches as the planners take it, on healthy groups of this TP degree, with the
+        memory of so many ranks for each stage."""
+        place = self.state.cost.device_class, degree
+        of_layers, of_head = self.costs.at(place)
         layer_us = {kind: float(us.mean()) for kind, us in of_layers.items()}
         head_us = sum(float(us.mean()) for us in of_head.values())
-        own_us = sum(cost.own_us for cost in self.costs.cost.chunks.values())
+        own_us = sum(cost.own_us for cost in self.costs.cost.costs_at(place).values())
+        whole_us = self.crews.healthy_us(degree)
+        with_sums = whole_us / sum(layer_us.values())
         return PlannerJob(
             n_layers=self.current.n_layers,
             micro_batches=len(self.current.routes),
-            forward_us=layer_us["F"],
-            backward_us=sum(us for kind, us in layer_us.items() if kind != "F"),
-            head_layers=head_us / sum(layer_us.values()),
-            own_layers=own_us / sum(layer_us.values()),
+            forward_us=layer_us["F"] * with_sums,
+            backward_us=sum(us for kind, us in layer_us.items() if kind != "F") * with_sums,
+            head_layers=head_us / whole_us,
+            own_layers=own_us / whole_us,
             message_us=self.state.cost.message_us,
             schedule="zb-h1" if splits_backward(self.current.schedule) else "1f1b",
             layer_bytes=self.room.layer_bytes(members) if self.room else 0.0,
@@ -351,7 +354,8 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
     members = tuple(groups if crews.hold(current, tuple(map(crews.cut, groups))) else () for groups in everybody)
     slowest = {rank: min(speeds.get(rank, {}).values(), default=1.0) for rank in bench.state.alive}
     leavers = sorted((rank for rank in slowest if slowest[rank] < options.leave_below), key=lambda rank: (slowest[rank], rank))
-    job = bench.job(max((len(group) for groups in everybody for group in groups), default=1))
+    degree = max((len(group) for groups in everybody for group in groups), default=1)
+    job = bench.job(degree, degree)
     may_leave = options.leave_below > 0
     found = list[tuple[str, Layout]]()
     if any(members):
@@ -367,7 +371,7 @@ def _named(bench: PlanBench, options: SchedulerOptions) -> Iterator[tuple[str, L
         bench.state.origin,
         bench.state.alive,
         crews,
-        bench.job(1),
+        bench.job(bench.state.origin.widest, 1),
         per_node=bench.state.ranks_per_node,
         levels=bench.levels,
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.paths import DOCS
 
-from unskew.analytics.core.cost import ChunkCost, CostModel, SlowLink
+from unskew.analytics.core.cost import ChunkCost, CostModel, PlaceCost, SlowLink
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.layout import Layout, Pipeline, plan_from_partition, to_plan, uniform_plan
 from unskew.analytics.core.packing import pack
@@ -24,6 +24,7 @@ from unskew.analytics.planners.problem import healthy_cluster, start
 from unskew.analytics.planners.resihp.evaluation import iteration_us
 from unskew.analytics.scheduler.candidates import members_of
 from unskew.analytics.scheduler.cost_benefit import interval
+from unskew.analytics.scheduler.crews import Crew
 from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.recovery import recover
 from unskew.analytics.scheduler.search import PlanBench
@@ -362,16 +363,29 @@ def test_work_leaves_the_replica_whose_link_is_slow():
     assert proposal.predicted_us == pytest.approx(times.mean())
 
 
-def test_what_a_chunk_takes_by_itself_is_one_in_prices_bounds_and_planners() -> None:
-    """Of four stages of two layers, whose chunks take as long by themselves as a layer or two."""
+@pytest.mark.parametrize(("tp", "measured", "slow"), [*product((1, 2, 3, 4), (False, True), ({}, {1: 0.5}))])
+def test_what_a_chunk_takes_by_itself_is_one_in_prices_bounds_and_planners(
+    tp: int, measured: bool, slow: dict[int, float]
+) -> None:
+    """Of four stages of two layers, whose chunks take as long by themselves as a layer or two; groups that were measured take
+    other times than their members' share of one device's."""
     own = {"F": 4500.0, "B": 9000.0}
-    cost = msgspec.structs.replace(
-        COST, chunks={kind: msgspec.structs.replace(COST.chunks[kind], own_us=us) for kind, us in own.items()}
-    )
-    origin = uniform_plan(tp=1, pp=4, dp=1, n_layers=8, micro_batches=8)
-    bench = PlanBench(origin, state(origin=origin, cost=cost, batches=((work_of([128]),) * 8,) * 2), 0, ("tp", "pp", "dp"))
-    pipeline = Pipeline(0, ((0,), (1,), (2,), (3,)), (2, 2, 2, 2), 8)
+    chunks = {kind: msgspec.structs.replace(COST.chunks[kind], own_us=us) for kind, us in own.items()}
+    of_groups = {kind: cost.times(1.3 / tp) for kind, cost in chunks.items()}
+    others = (PlaceCost(device_class="", tp=tp, chunks=of_groups),) if measured and tp > 1 else ()
+    cost = msgspec.structs.replace(COST, chunks=chunks, others=others)
+    origin = uniform_plan(tp=tp, pp=4, dp=1, n_layers=8, micro_batches=8)
+    asked = state(origin=origin, cost=cost, slow=slow, batches=((work_of([128]),) * 8,) * 2)
+    bench = PlanBench(origin, asked, 0, ("pp", "dp"))
+    groups = tuple(tuple(range(tp * stage, tp * stage + tp)) for stage in range(4))
+    pipeline = Pipeline(0, groups, (2, 2, 2, 2), 8)
     priced_us = bench.score("as it is", Layout((pipeline,)))[0].predicted_us
-    assert bench.least_us([pipeline])[pipeline] == pytest.approx(priced_us, rel=1e-9)
-    cluster = healthy_cluster(bench.job(1), tp=1, pp=4, dp=1)
-    assert iteration_us(cluster, start(cluster)) == pytest.approx(priced_us - cost.iteration_end_us, rel=1e-9)
+    if not slow:
+        assert bench.least_us([pipeline])[pipeline] == pytest.approx(priced_us, rel=1e-9)
+    job, crews = bench.job(tp, 1), bench.crews
+    levels = healthy_cluster(job, tp=tp, pp=4, dp=1)
+    levels = levels.with_speeds(np.array([crews.speed_in(rank, tp) for rank in origin.ranks]).reshape(1, 4, tp))
+    joint = healthy_cluster(job, tp=1, pp=4, dp=1)
+    joint = joint.with_speeds(np.array([[[job.layer_us / crews.time_of(Crew(group)).layer_us] for group in groups]]))
+    for cluster in (levels, joint):
+        assert iteration_us(cluster, start(cluster)) == pytest.approx(priced_us - cost.iteration_end_us, rel=1e-9)
