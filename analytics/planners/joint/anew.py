@@ -44,7 +44,7 @@ def plan_anew(cluster: PlannerCluster) -> JointPlan:
             plan = _planned(cluster, rows)
         except PlanError:
             continue
-        plans.append((plan.predicted_us * (SECOND_COPY if len(plan.layout.pipelines) == 1 else 1.0), plan))
+        plans.append((plan.predicted_us * _handicap(len(plan.layout.pipelines)), plan))
     if not plans:
         raise PlanError("the groups that are left cannot hold the model in any order")
     return min(plans, key=lambda entry: entry[0])[1]
@@ -90,7 +90,11 @@ def _shapes(cluster: PlannerCluster, groups: Ints) -> Iterator[tuple[float, int,
         ends = list(accumulate(split_evenly(len(groups), replicas), initial=0))
         rows = [order[first : min(end, first + cluster.job.n_layers)] for first, end in pairwise(ends)]
         if (end_us := _promised_us(cluster, [reach[row] for row in rows])) < inf:
-            yield end_us, -replicas, [groups[row] for row in rows]
+            yield _handicap(replicas) * end_us, -replicas, [groups[row] for row in rows]
+
+
+def _handicap(replicas: int) -> float:
+    return SECOND_COPY if replicas == 1 else 1.0
 
 
 def _promised_us(cluster: PlannerCluster, rows: list[Floats]) -> float:

@@ -99,7 +99,7 @@ def speeds_at(job: PlannerJob, tables: Floats, layers: Ints, micro_batches: Ints
     """[..., stages]: each stage's speed at the degree that its memory allows, recomputing where that is faster; 0 where none
     does."""
     needed = members_needed(job, layers, micro_batches)
-    if needed is None:
+    if needed is None or needed.max(initial=0) <= 1:  # nobody lacks memory
         return np.broadcast_to(tables[..., 0], layers.shape)
     wide = np.broadcast_to(tables, (*layers.shape, tables.shape[-1]))
 

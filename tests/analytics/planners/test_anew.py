@@ -47,6 +47,18 @@ def test_the_numbers_of_replicas_that_are_planned_hold_the_best(seed, monkeypatc
     validate(to_plan(planned.layout, n_layers))
 
 
+def test_a_single_replica_is_not_planned_where_it_cannot_repay_the_second_copy(monkeypatch):
+    """It promises 1.5 % more than two replicas take, and had to be a tenth faster."""
+    cluster = healthy_cluster(PlannerJob(n_layers=60, micro_batches=32), tp=1, pp=8, dp=2)
+    speeds = cluster.speeds.copy()
+    speeds[0, 1] = 0.6
+    depths = []
+    planned = anew._planned
+    monkeypatch.setattr(anew, "_planned", lambda asked, rows: depths.append([*map(len, rows)]) or planned(asked, rows))
+    assert len(plan_anew(cluster.with_speeds(speeds)).layout.pipelines) == 2
+    assert depths == [[8, 8]]
+
+
 def test_a_node_s_fastest_devices_work_together_where_that_gives_more():
     """One slow device in each of a node's two groups: four fast ones make a whole group; on nodes of their own they cannot."""
     job = PlannerJob(n_layers=24, micro_batches=16)
