@@ -16,7 +16,11 @@ from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun
 from unskew.collector.events import IterationCommitted, IterationJudged, PlanApplied, PredictorFitted
 from unskew.runtime.options import RunOptions
 
-SEARCHED = msgspec.structs.replace(EIGHT_RANKS, device="sleep", schedule="searched", iterations=40)
+SEARCHED = msgspec.structs.replace(
+    EIGHT_RANKS, device="sleep", schedule="searched", iterations=40, tokens=512, checkpoint_every=0
+)
+"""Searched plans have chunks of one layer. They sleep for ten milliseconds, so that eight ranks' own work leaves the cores
+free for most of the time, and nothing is written beside it: the first checkpoint alone makes an iteration 0.3 s longer."""
 AT, UNTIL, END = 24, 40, 90
 """A rank is slow from one iteration to another; the run has so many."""
 WARM_UP, LAST = 10, 20
@@ -37,11 +41,17 @@ def figures(bench: Bench, base: RunOptions = SEARCHED) -> Iterator[Figure]:
         bench.run(msgspec.structs.replace(base, iterations=END), f"slow:rank=1,factor=2,at={AT},until={UNTIL}")
         for _ in bench.steps("a slow rank that heals", (1,))
     )
-    back = as_fast_again(healed)
-    yield figure(
-        "a searched plan, a slow rank that heals: throughput at the end over before",
-        None if back is None else 100 * back, "%", bar=99.0, better="higher",
-        note=healed.failure or f"{len(healed.of(PlanApplied)) - 1} changes of plan; both over the first plan's prediction",
+    yield healed_figure(healed)
+
+
+def healed_figure(run: FinishedRun) -> Figure:
+    """Throughput at the end over before: neither lost nor, which would be as strange, won."""
+    back = as_fast_again(run)
+    return figure(
+        "a searched plan, a slow rank that heals: throughput at the end against before",
+        None if back is None else 100 * abs(back - 1), "%", bar=1.0, better="lower",
+        note=run.failure or f"{100 * (back or 0):.1f} % of it; {len(run.of(PlanApplied)) - 1} changes of plan; both over the "
+        "first plan's prediction",
     )  # fmt: skip
 
 
