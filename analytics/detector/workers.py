@@ -34,6 +34,8 @@ from unskew.collector.events import Verdict
 
 BY_CHANCE = 0.01
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
+MANY_OTHERS = 3
+"""The median of fewer moves with one of them: while that is slow the others look fast."""
 LEAST_US = 1e-3
 LEAST_MOVE = 1e-6
 
@@ -57,14 +59,15 @@ def judge_workers(
     over = _over_others(times, company)
     readings = over[None] if equal_work else np.stack([_logs(times), over])
     noise = _noise(readings)
-    known = noise[-1][~np.isnan(noise[-1])]
-    sigma = float((known.max() if equal_work else np.median(known)) if len(known) else np.nanmax(noise, initial=0.0))
     least = options.least_iterations if least is None else least
     test = StretchTest.of(len(times.iterations), len(times.role_of), least=least, against_rest=not equal_work)
     young = len(times.iterations) < options.own_past
-    stretches = _stretches(readings, np.maximum(noise, options.sigma_floor), test, options.least_level(young=young))
-    wider = max((float(one.wider.max(initial=1.0)) for one in stretches.values()), default=1.0)
-    floor = wider * max(options.sigma_floor, sigma)
+    spread = np.maximum(noise, options.sigma_floor)
+    stretches = _stretches(times, readings, spread, test, options.least_level(young=young))
+    for (kind, rank), one in stretches.items():
+        spread[~np.isnan(noise[:, kind, rank]), kind, rank] *= one.wider
+    known = spread[-1][~np.isnan(spread[-1])]
+    floor = float(known.max() if len(known) else np.nanmax(spread, initial=options.sigma_floor))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
     compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
@@ -72,7 +75,7 @@ def judge_workers(
     kept = [*compared, *(one for one in alone if one not in by_itself)]
     found = sorted(kept, key=lambda one: (one.since_iteration, min(one.speed.values(), default=1.0)))  # slowest first
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
-    seen = _seen(times, wider * noise, test, options)
+    seen = _seen(times, spread, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
     if by_itself:
         ranks = sorted({str(party.rank) for one in by_itself for party in one.culprits})
@@ -163,13 +166,25 @@ def _changes(times: RankTimes, options: DetectorOptions) -> tuple[tuple[Verdict,
     return tuple(one.verdict for one in state.verdicts.values()), sight_of(detector.state, detector.options)
 
 
-def _stretches(readings: Floats, noise: Floats, test: StretchTest, least_level: float) -> dict[tuple[int, int], Stretches]:
-    """(kind, rank), both counted from 0 -> the stretches in which it took longer; without what nothing is known of."""
-    return {
-        (kind, rank): stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test, least_level)
-        for kind, rank in np.ndindex(*noise.shape[1:])
-        if (known := ~np.isnan(noise[:, kind, rank])).any()
-    }
+def _stretches(
+    times: RankTimes, readings: Floats, noise: Floats, test: StretchTest, least_level: float
+) -> dict[tuple[int, int], Stretches]:
+    """(kind, rank), both counted from 0 -> the stretches in which it took longer; without what nothing is known of. One of few
+    looks fast while another is slow, which is no noise of its own."""
+
+    def of(kind: int, rank: int, apart: Sequence[Stretch] = ()) -> Stretches:
+        known = ~np.isnan(noise[:, kind, rank])
+        return stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test, least_level, apart)
+
+    roles = list(times.role_of.values())
+    found = {(kind, rank): of(kind, rank) for kind, rank in np.argwhere(~np.isnan(noise).all(axis=0)).tolist()}
+    again = {}
+    for kind, rank in found:
+        others = [other for other, role in enumerate(roles) if role == roles[rank] and other != rank]
+        apart = [one for other in others if (kind, other) in found for one in found[kind, other].found]
+        if apart and len(others) < MANY_OTHERS:
+            again[kind, rank] = of(kind, rank, apart)
+    return found | again
 
 
 def _slower(
@@ -258,12 +273,12 @@ def _or_its_data(verdict: Verdict) -> Verdict:
     )
 
 
-def _seen(times: RankTimes, noise: Floats, test: StretchTest, options: DetectorOptions) -> Sight:
+def _seen(times: RankTimes, spread: Floats, test: StretchTest, options: DetectorOptions) -> Sight:
     """What (2) would have named of any rank."""
     n, needed = len(times.iterations), options.least_iterations * (3 if test.against_rest else 1)
     if n < needed:
         return Sight(scope="device", smallest_slowdown=None, why=f"{n} iteration{'s' * (n != 1)}, at least {needed} are needed")
-    sigma = max(float(np.nanmax(noise, initial=0.0)), options.sigma_floor)
+    sigma = float(np.nanmax(spread, initial=options.sigma_floor))
     settled = msgspec.structs.replace(test, least=options.least_iterations)
     level = settled.smallest(n, sigma, options.least_level(young=n < options.own_past))
     return Sight(scope="device", smallest_slowdown=round(exp(level), 3))

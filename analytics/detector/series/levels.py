@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import numpy as np
 
 from unskew.analytics.detector.cusum import CusumLimits
 from unskew.analytics.detector.residuals import Floats
+from unskew.analytics.detector.series.noise import lone_spread, noise_of
+
+LEAST_LEVEL, CLEAR_CHANGE = 4, 8.0
+"""A level lasts so long, and differs by so many of its errors: neighbours of noise that are alike differ by less."""
 
 
 def begins_later(excess: Floats, least: float) -> int:
@@ -34,6 +40,24 @@ def fires_from(over: Floats, limits: CusumLimits) -> int | None:
     if high < limits.slack or high <= 2 * low or gain[:at].sum() > threshold:
         return 0
     return at if gain[at:].sum() > threshold else None
+
+
+def without_changes(values: Floats) -> Floats:
+    """`values` (n,), none nan, each less the median of its level, where levels clearly change: what is left is noise.
+
+    >>> without_changes(np.array([1.0, 1.1, 0.9, 1.0, 9.0, 9.1, 8.9, 9.0])).round(1).tolist()
+    [0.0, 0.1, -0.1, 0.0, 0.0, 0.1, -0.1, 0.0]
+    """
+    n, at = len(values), one_change(values) if len(values) > 1 else 0
+    as_one = values - np.median(values)
+    if not LEAST_LEVEL <= at <= n - LEAST_LEVEL:
+        return as_one
+    before, after = values[:at], values[at:]
+    clear = abs(float(np.median(after) - np.median(before))) / (CLEAR_CHANGE * sqrt(1 / at + 1 / (n - at)))
+    if clear <= lone_spread(values):
+        return as_one
+    apart = np.concatenate([without_changes(before), without_changes(after)])
+    return apart if clear > noise_of(apart, 0.0).sigma else as_one
 
 
 def one_change(values: Floats) -> int:

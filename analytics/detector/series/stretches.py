@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from unskew.analytics.detector.residuals import Flags, Floats, Ints
-from unskew.analytics.detector.series.levels import begins_later
+from unskew.analytics.detector.series.levels import begins_later, without_changes
 from unskew.analytics.detector.series.noise import noise_of
 
 FALSE_ALARMS = 1e-3
@@ -79,12 +79,14 @@ def steady_sigma(values: Floats) -> float:
     if not len(known):
         return 0.0
     parts = np.array_split(known, min(max(len(known) // PART, 2), len(known)))
-    return float(np.quantile([noise_of(part.tolist(), 0.0).sigma for part in parts], STEADIER, method="lower"))
+    return float(np.quantile([noise_of(without_changes(part), 0.0).sigma for part in parts], STEADIER, method="lower"))
 
 
-def stretches_of(readings: Floats, sigma: Floats, test: StretchTest, least_level: float = 0.0) -> Stretches:
+def stretches_of(
+    readings: Floats, sigma: Floats, test: StretchTest, least_level: float = 0.0, apart: Sequence[Stretch] = ()
+) -> Stretches:
     """Those that are named; `readings` [reading, iteration] (nan = not seen), `sigma` [reading] of one value. One that begins
-    with less than `least_level` and later becomes more counts from there on."""
+    with less than `least_level` and later becomes more counts from there on. How values vary in `apart` is not their own."""
     series = _Series(readings, sigma, test)
     found: list[Stretch] = []
     while (one := series.strongest(found)) is not None:
@@ -97,7 +99,7 @@ def stretches_of(readings: Floats, sigma: Floats, test: StretchTest, least_level
         else:
             together.append(one)
     parts = [series.from_level(part, least_level) for one in together for part in series.without_gaps(one)]
-    wider = series.wider_by(parts)
+    wider = series.wider_by([*parts, *apart])
     return Stretches(tuple(one for one in parts if one.over >= wider.max(initial=1.0)), wider)
 
 
@@ -167,8 +169,7 @@ class _Series:
         return Stretch(begin, one.end, float((total / (self.sigma * sqrt(n))).min()) / self.test.limits[2])
 
     def wider_by(self, found: Sequence[Stretch]) -> Floats:
-        """By what is not in `found`: its deviation, or that of the longer values alone where this is less (who has one other to
-        be compared with looks fast while that one is slow)."""
+        """By what is not in `found`: its deviation, or that of the longer values alone where this is less."""
         rest = np.array(self.seen)
         for one in found:
             rest[one.begin : one.end] = False
