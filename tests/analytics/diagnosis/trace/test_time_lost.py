@@ -188,7 +188,7 @@ def longer(spans: Sequence[Span]) -> pl.DataFrame:
     ("place", "sentence"),
     [
         ("launch_delays", "ranks had all that they needed"),
-        ("communication", "longer than the median of their kind"),
+        ("communication", "longer than the median of their like"),
         ("iteration_end", "behind the last recorded operation"),
         ("stalls", "something held them up"),
         ("pattern", "the same chunks of every iteration"),
