@@ -27,12 +27,14 @@ from unskew.analytics.detector.detector import Detector, sight_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, company_of, equal_roles, median_of_others
 from unskew.analytics.detector.residuals import Flags, Floats, UnitTimes
-from unskew.analytics.detector.series.bursts import LongIterations
+from unskew.analytics.detector.series.by_chance import chance_beside
 from unskew.analytics.detector.series.stretches import Stretch, Stretches, StretchTest, steady_sigma, stretches_of
 from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
 from unskew.collector.events import Verdict
 
-BY_CHANCE = 0.01
+BY_CHANCE = 1e-3
+PACES = (0.2, 0.5)
+"""What share of a rank's iterations is shorter than its pace: by which others are long is not known where many are."""
 OR_ITS_DATA = "or its data is always heavier than the others', as no lengths are recorded"
 MANY_OTHERS = 3
 """The median of fewer moves with one of them: while that is slow the others look fast."""
@@ -71,8 +73,8 @@ def judge_workers(
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
     compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
-    by_itself = _by_itself(times, [one for one in alone if one.speed], compared, over)  # a stage has none
-    kept = [*compared, *(one for one in alone if one not in by_itself)]
+    by_itself = _by_itself(times, [*compared, *alone], over, equal_work=equal_work)
+    kept = [one for one in (*compared, *alone) if one not in by_itself]
     found = sorted(kept, key=lambda one: (one.since_iteration, min(one.speed.values(), default=1.0)))  # slowest first
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
     seen = _seen(times, spread, test, options)
@@ -96,30 +98,43 @@ def _same_episode(one: Verdict, other: Verdict) -> bool:
     return one.culprits == other.culprits and one.since_iteration <= ends[1] and other.since_iteration <= ends[0]
 
 
-def _by_itself(times: RankTimes, alone: Sequence[Verdict], others: Sequence[Verdict], over: Floats) -> list[Verdict]:
-    """Of `alone` those on episodes that come by chance, as single iterations are often as long: those of all ranks that are
-    nobody's episode say how often."""
-    if not alone:
-        return []
-    columns, episodes = list(times.role_of), [_during(times, one) for one in alone]
-    readings = np.where(np.isnan(over).all(axis=1, keepdims=True), _logs(times), over)
-    calm = ~np.isnan(readings)
-    for one, within in zip((*alone, *others), (*episodes, *(_during(times, one) for one in others)), strict=True):
-        calm[:, within, columns.index(one.culprits[0].rank or 0)] = False
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
-        readings -= np.nanmedian(np.where(calm, readings, np.nan), axis=1, keepdims=True)
-    found = []
-    for one, within in zip(alone, episodes, strict=True):
-        slowest = min(one.speed, key=lambda kind: one.speed[kind])
-        kind, line = times.kinds.index(slowest), -log(one.speed[slowest]) / 2
-        rank, at = np.nonzero(calm[kind].T)
-        places = at + rank * 2 * len(times.iterations)  # the last of one rank and the first of another are no neighbours
-        past = LongIterations().learned(zip(places.tolist(), readings[kind].T[rank, at].tolist(), strict=True), line)
-        values = readings[kind, within, columns.index(one.culprits[0].rank or 0)]
-        n = len(values)
-        if past.known >= n and past.chance(n, int((values > line).sum()), line) > BY_CHANCE:
-            found.append(one)
-    return found
+def _by_itself(times: RankTimes, episodes: Sequence[Verdict], over: Floats, *, equal_work: bool) -> list[Verdict]:
+    """Of `episodes` those that come by chance, as single iterations are often as long: those of all ranks that are in no
+    episode, or in one that came by chance, say how often."""
+    alone = np.isnan(over).all(axis=1, keepdims=True)
+    readings = np.where(alone, _logs(times), over)
+    left = judged = [one for one in episodes if one.speed]  # a stage has none
+    while left:
+        calm = readings.copy()
+        for one in left:
+            column = _column(times, one)
+            moved = [column] if equal_work else [column, *_few_others(times, column)]
+            calm[:, np.flatnonzero(_during(times, one))[:, None], moved] = np.nan
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # one is slow all the time
+            paces = np.nan_to_num(np.nanquantile(calm, PACES, axis=1, keepdims=True))
+        paces = np.where(alone | (not equal_work), paces, 0.0)
+        before, left = left, [one for one in left if _chance(times, one, readings, calm, paces) <= BY_CHANCE]
+        if len(left) == len(before):
+            break
+    return [one for one in judged if one not in left]
+
+
+def _chance(times: RankTimes, one: Verdict, readings: Floats, calm: Floats, paces: Floats) -> float:
+    """How many such episodes are to be expected, by whichever pace excuses more; `paces` [pace, kind, 1, rank]."""
+    kind, column = times.kinds.index(min(one.speed, key=lambda kind: one.speed[kind])), _column(times, one)
+    stretch = readings[kind, _during(times, one), column]
+    return max(chance_beside(stretch - pace[kind, 0, column], calm[kind] - pace[kind]) for pace in paces)
+
+
+def _column(times: RankTimes, verdict: Verdict) -> int:
+    return list(times.role_of).index(verdict.culprits[0].rank or 0)
+
+
+def _few_others(times: RankTimes, column: int) -> list[int]:
+    """The others of its role, where these are so few that one of them moves what they are compared with."""
+    roles = list(times.role_of.values())
+    others = [other for other, role in enumerate(roles) if role == roles[column] and other != column]
+    return others if len(others) < MANY_OTHERS else []
 
 
 def _during(times: RankTimes, verdict: Verdict) -> Flags:
@@ -176,13 +191,11 @@ def _stretches(
         known = ~np.isnan(noise[:, kind, rank])
         return stretches_of(readings[known, kind, :, rank], noise[known, kind, rank], test, least_level, apart)
 
-    roles = list(times.role_of.values())
     found = {(kind, rank): of(kind, rank) for kind, rank in np.argwhere(~np.isnan(noise).all(axis=0)).tolist()}
     again = {}
     for kind, rank in found:
-        others = [other for other, role in enumerate(roles) if role == roles[rank] and other != rank]
-        apart = [one for other in others if (kind, other) in found for one in found[kind, other].found]
-        if apart and len(others) < MANY_OTHERS:
+        others = [other for other in _few_others(times, rank) if (kind, other) in found]
+        if apart := [one for other in others for one in found[kind, other].found]:
             again[kind, rank] = of(kind, rank, apart)
     return found | again
 
