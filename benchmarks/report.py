@@ -62,7 +62,7 @@ def machine() -> dict[str, str | int]:
     """What a reader needs to judge a figure: processor, cores, memory, system, versions, date."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "processor": processor(),
+        "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory": f"{memory_bytes / 2**30:.0f} GiB",
         "system": platform.platform(),
@@ -100,8 +100,7 @@ def median_ms(work: Callable[[], object], times: int) -> float:
     return median(spent)
 
 
-def processor() -> str:
-    """Its model, as the system names it."""
+def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

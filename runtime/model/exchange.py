@@ -1,8 +1,8 @@
 """What the members of a tensor-parallel group give each other directly, through Unix sockets of their own (one node).
 
 The backend's collectives pass through threads of its own, and whoever waits for one through another: on cores that ranks share
-each of them is woken and waits its turn. A member that writes and reads by itself is woken once. What all have is added in the
-order of the members, so that all end with the same bits.
+each of them is woken and waits its turn. A member that writes and reads by itself is woken once. All add the same rows in the
+same way, so that all end with the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from unskew.runtime.channel import accept_own
 
 MOST_BYTES = 64 << 10
 """Of a tensor that is given directly: two fit into a socket, so that nobody who writes has to wait for a reader that writes."""
-_CONNECT_S = 2.0
+_BUFFER_BYTES = 4 * MOST_BYTES
+_CONNECT_S = 10.0
+"""A healthy member may come late where cores are few: 1.7 s of silence was seen."""
 _HELLO = struct.Struct("=q")
 
 
@@ -45,6 +47,8 @@ class Exchange:
                 if (peer := accept_own(listener)) is not None:
                     _fill(peer, memoryview(hello := bytearray(_HELLO.size)))
                     self._peers[_HELLO.unpack(hello)[0]] = peer
+        for peer in self._peers.values():  # as large as the system allows; its default may be too small for two
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """All members' tensors, [member, ...]. Raises `OSError` where one is gone."""
@@ -59,7 +63,7 @@ class Exchange:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all members' tensors, in place."""
-        return torch.sum(self.gather(tensor), 0, out=tensor)
+        return tensor.copy_(self.gather(tensor).sum(0))
 
     def close(self) -> None:
         for peer in self._peers.values():

@@ -173,7 +173,7 @@ class LoneMember(Shard):
         self.tokens, self.sums = tokens, 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        self.sums += len(tensor) == self.tokens
+        self.sums += tensor.dim() > 1 and len(tensor) == self.tokens  # of hidden states, not of a parameter's gradient
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:

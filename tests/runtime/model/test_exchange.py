@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from support.training.threads_comm import in_threads
 from support.training.threads_rendezvous import ThreadsRendezvous
 from torch import Tensor
 
-from unskew.runtime.model.exchange import MOST_BYTES
+from unskew.runtime.model.exchange import MOST_BYTES, Exchange
 from unskew.runtime.rank.comm import Comm, PeerLost
 
 pytestmark = pytest.mark.limit(60)
@@ -65,7 +67,7 @@ def test_who_waits_for_a_member_is_freed(comms: dict[int, Comm], who: str) -> No
     waiting = threading.Thread(target=waits)
     waiting.start()
     time.sleep(0.1)
-    comms[2 if who == "one that has gone" else 1].stop()
+    comms[4 if who == "one that has gone" else 1].stop()  # whom it hears first
     waiting.join(2)
     assert len(ended) == 1
 
@@ -79,3 +81,27 @@ def test_a_dropped_group_leaves_no_socket_open(comms: dict[int, Comm]) -> None:
     for number in numbers:
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(number)
+
+
+def test_a_member_that_comes_late_is_waited_for_and_has_room_for_what_is_written() -> None:
+    """Healthy ranks on a busy machine are silent for 1.7 s; and two writes fit where nobody reads yet."""
+    came = threading.Barrier(2)
+    names: dict[int, bytes] = {}
+
+    def connected(place: int) -> Exchange:
+        def met(name: bytes) -> dict[int, bytes]:
+            names[place] = name
+            came.wait()
+            time.sleep(2.5 * place)
+            return names
+
+        exchange = Exchange(place, (0, 1))
+        exchange.connect(met)
+        return exchange
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(connected, (0, 1)))
+    for exchange in both:
+        for peer in exchange._peers.values():
+            assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 4 * MOST_BYTES
+        exchange.close()

@@ -20,6 +20,7 @@ from unskew.runtime.control.launch import prepared
 from unskew.runtime.data import InOrder, load_data
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.own_model import own_model
+from unskew.runtime.model.own_shards import LoneMember
 from unskew.runtime.options import OptionsError, RunOptions
 
 pytestmark = pytest.mark.limit(120)
@@ -168,6 +169,14 @@ def test_models_of_transformers_train_as_plain_torch_does(tmp_path: Path, model:
     run: Run = train(tmp_path, base=prepared(own(model, tp=tp, iterations=6, dtype="float32")))
     assert run.of(RunFinished)[-1].status == "done"
     assert run.losses == pytest.approx(plain_losses(run.options, 6), rel=1e-5)
+
+
+def test_sums_of_hidden_states_are_counted_and_none_of_a_parameters_gradient() -> None:
+    """Such a gradient may have no dimension, or by chance as many numbers as there are tokens."""
+    group = LoneMember(tokens=4)
+    for shape in ((), (4,), (9,), (4, 16)):
+        group.sum(torch.ones(shape))
+    assert group.sums == 1
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
