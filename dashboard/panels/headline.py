@@ -76,7 +76,7 @@ def _of_proposal(state: RunState) -> tuple[tuple[str, Tone], ...]:
     if state.waiting is not None:
         gain = state.waiting.proposed.gain_percent
         words = f"proposal {state.waiting.proposed.proposal} waits for you"
-        return ((words + ("" if gain is None else f": {gain:.0f} % faster"), "warn"),)
+        return ((words + ("" if gain is None else f": {gain:.0f} % less time"), "warn"),)
     noted = (one.note.text for one in state.open_proposals if one.note is not None) if state.finished is None else ()
     return tuple((text, "info") for text in noted)
 

@@ -144,7 +144,7 @@ def test_without_a_terminal_each_sentence_is_one_plain_line(capsys) -> None:
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "store: here"
     assert printed[1] == "run: r1 on 4 ranks, mode approve, device sleep"
-    assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % faster"
+    assert printed[2] == "propose: p-1: rank 1 is slow; predicted 1.00 s instead of 1.50 s, 33 % less time"
     assert printed[-1] == "1 of 10 done  iteration 0: loss 2.0000  2,000 tokens/s"
 
 

@@ -186,7 +186,7 @@ def _(event: ev.VerdictScored) -> Sentence:
 def _(event: ev.PlanProposed) -> Sentence:
     if not event.optional:
         return Sentence("propose", f"{event.proposal}: {event.reason}")
-    gain = "" if event.gain_percent is None else f", {event.gain_percent:.0f} % faster"
+    gain = "" if event.gain_percent is None else f", {event.gain_percent:.0f} % less time"
     now = "" if event.baseline_us is None else f" instead of {event.baseline_us / 1e6:.2f} s"
     predicted = "" if event.predicted_us is None else f"; predicted {event.predicted_us / 1e6:.2f} s{now}{gain}"
     return Sentence("propose", f"{event.proposal}: {event.change or event.reason}{predicted}", "ask")
