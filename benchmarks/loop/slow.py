@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from statistics import fmean, median
 
 import msgspec
 
-from unskew.analytics.core.code_hash import code_hash
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.workload import Work, work_of
 from unskew.analytics.pipeline.prediction import predict_iterations
@@ -83,12 +83,11 @@ def figures_on_cores(
     factors: Sequence[float] = FACTORS_ON_CORES,
     layouts: Sequence[str] = tuple(ON_CORES),
 ) -> Iterator[Figure]:
-    """The same rows on real CPU cores, layout by layout and slowdown by slowdown; of a run that was looked at before, by this
-    code in this store, what was seen then."""
+    """The same rows on real CPU cores, layout by layout and slowdown by slowdown."""
     asked = (ALL_SEEDS_ON_CORES if bench.full else SEEDS_ON_CORES) if seeds is None else seeds
     for name, factor in product(layouts, factors):
         title = f"slow x{factor:g}, real cores, {name}"
-        seen = [_seen_on_cores(bench, name, factor, seed) for seed in bench.steps(title, asked)]
+        seen = bench.kept(title, asked, partial(_seen_on_cores, bench, name, factor), SlowRank)
         errors = [error for one in seen for error in one.errors]
         yield done_of(title, [one.failure for one in seen])
         yield from detection(seen, title, within=40, bar=len(seen))
@@ -100,18 +99,8 @@ def figures_on_cores(
 
 
 def _seen_on_cores(bench: Bench, name: str, factor: float, seed: int) -> SlowRank:
-    """One run, or what is kept of it."""
-    options, folder = msgspec.structs.replace(ON_CORES[name], seed=seed), bench.store.root / "seen-on-cores"
-    kept = folder / f"{code_hash()}-pp{options.pp}-dp{options.dp}-x{factor:g}-{seed}.json"
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes(), type=SlowRank)
-    seen = seen_in(bench.run(options, _slow(options, factor, AT_ON_CORES)))
-    if not seen.failure:
-        folder.mkdir(parents=True, exist_ok=True)
-        half = kept.with_suffix(".half")
-        half.write_bytes(msgspec.json.encode(seen))
-        half.replace(kept)
-    return seen
+    options = msgspec.structs.replace(ON_CORES[name], seed=seed)
+    return seen_in(bench.run(options, _slow(options, factor, AT_ON_CORES)))
 
 
 def errors_of_plans(runs: Sequence[FinishedRun]) -> list[float]:
