@@ -52,6 +52,8 @@ LEAST_US = 1e-3
 DEFAULT_OPTIONS = DetectorOptions()
 CONFIRMED = 2.0
 """So much more may a kind of work vary with length than another."""
+CORRELATED = 0.99
+"""Of the micro-batches these say whether forward and backward go together: not the few that are confirmed least."""
 LEAST_CHUNKS = 8
 """With fewer micro-batches than this nothing is inferred: three coefficients would fit noise."""
 
@@ -217,8 +219,9 @@ def by_lengths(times_us: Array, works: Sequence[Work]) -> Array:
 
 
 class InferredWorkload(msgspec.Struct, frozen=True):
-    """`expected_us` like the times given; `correlation`: of forward's with backward's z over all micro-batches, as far as these
-    are confirmed, so that one chunk that was held up hides nothing; None without both."""
+    """`expected_us` like the times given; `correlation`: of forward's with backward's z over all micro-batches but those that
+    are confirmed least, so that one chunk that was held up hides nothing; None without both. Of each z as far as confirmed
+    it would be high where many were held up: only those remain large that coincide by chance."""
 
     expected_us: Array
     workload: Array
@@ -246,7 +249,8 @@ def infer(times_us: Array, kinds: tuple[str, ...], stage_of: Sequence[int]) -> I
         expected[kind, place] = np.clip(fit_curve(shows, own)(shows), own.min(), own.max())
     correlation = None
     if {"F", "B"} <= set(kinds):
-        forward, backward = (shown[kinds.index(kind)].mean(axis=0) for kind in "FB")
+        usual = np.argsort(np.abs(z - shown).max(axis=(0, 1)))[: int(CORRELATED * n)]
+        forward, backward = (z[kinds.index(kind)][:, usual].mean(axis=0) for kind in "FB")
         correlation = float(np.corrcoef(forward, backward)[0, 1]) if forward.std() and backward.std() else 0.0
     return InferredWorkload(np.maximum(expected, 1e-9), workload, correlation)
 

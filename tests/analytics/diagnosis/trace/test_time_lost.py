@@ -145,6 +145,20 @@ def test_one_chunk_does_not_hide_that_micro_batches_differ_in_length(times_as_lo
     assert (infer(times, ("F", "B"), (0, 1)).correlation or 0.0) < 0.3
 
 
+@pytest.mark.parametrize("share", [0.15, 0.3])
+def test_chunks_held_up_at_random_are_no_long_sequences(share: float) -> None:
+    """One stage, all lengths equal: a forward and a backward pass of one micro-batch that were held up, both, do by chance."""
+    plan, random = uniform_plan(tp=1, pp=1, dp=8, n_layers=4, micro_batches=32), np.random.default_rng(1)
+    held_up = spans_of(
+        plan, iterations=60, spread=0.0, noise=0.02, factor=lambda _i, _chunk: 4.0 if random.random() < share else 1.0, seed=3
+    )
+    found = diagnose(log_of(held_up))
+    assert found.verdicts == ()
+    assert found.outcome != "well"
+    times = 100 * random.normal(1, 0.02, (2, 2, 600)) * np.where(random.random((2, 2, 600)) < 0.02, 4, 1)
+    assert abs(infer(times, ("F", "B"), (0, 1)).correlation or 0.0) < 0.3
+
+
 def test_ranks_with_several_ranges_of_layers_are_inferred_range_by_range() -> None:
     """Interleaved stages; rank 3 is slow, and the range of layers that it holds first has heavier layers than the other."""
     plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8, schedule="interleaved")
