@@ -50,7 +50,7 @@ from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE,
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
-from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, Verdict
+from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, PlanApplied, Verdict
 from unskew.collector.log_gap import dropped_sentence
 
 OR_LONGER = "all ranks are slower alike or their data is longer, which cannot be told without document lengths"
@@ -175,11 +175,13 @@ def diagnose(log: RunLog) -> Diagnosis:
 
 
 def _taken_over(log: RunLog, verdict: Verdict) -> bool:
-    """Whether a later plan did without the culprits; of a training that is not ours nobody knows."""
+    """Whether a plan did without the culprits after the last that had them when they were lost; they may have come back since.
+    Of a training that is not ours nobody knows."""
     ranks = {party.rank for party in verdict.culprits}
-    held = min((version for version, plan in log.plans.items() if ranks & {*plan.ranks}), default=None)
-    later = [plan for version, plan in log.plans.items() if held is not None and version > held]
-    return held is None or log.attached or any(not ranks & {*plan.ranks} for plan in later)
+    since = {event.plan_version: event.iteration for event in log.control if isinstance(event, PlanApplied)}
+    had = [version for version, plan in log.plans.items() if ranks & {*plan.ranks}]
+    last = max((version for version in had if since.get(version, 0) <= verdict.at_iteration), default=None)
+    return last is None or log.attached or any(version > last for version in log.plans.keys() - had)
 
 
 def _in_order(

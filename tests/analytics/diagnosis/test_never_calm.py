@@ -357,9 +357,16 @@ def test_survivors_have_taken_over_only_where_a_plan_says_so(store: Store) -> No
     writer.control(DeviceLost(device="device-6", rank=6, how="exit", detail="signal SIGKILL", detected_us=1))
     writer.close()
     runs.after_death(store).close()
+    runs.rejoined(store, joins=False).close()
+    twice = runs.rejoined(store, "twice", joins=False)
+    again = DeviceLost(device="device-6", rank=6, how="exit", detail="signal SIGKILL", detected_us=1, iteration=twice.iteration)
+    twice.control(again)
+    twice.close()
     steps = {
         run: [v.evidence["next_step"] for v in diagnose(loaded(store, run)).verdicts if v.cause == "dead"]
-        for run in ("healthy", "death")
+        for run in ("healthy", "death", "rejoined", "twice")
     }
     assert ["unskew rank add" in step for step in steps["healthy"]] == [True]
     assert ["the survivors took over" in step for step in steps["death"]] == [True]
+    assert ["the survivors took over" in step for step in steps["rejoined"]] == [True]
+    assert ["the survivors took over" in step for step in steps["twice"]] == [True, False]
