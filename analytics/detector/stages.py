@@ -115,17 +115,21 @@ def stage_verdict(
 
 def of_replica(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions) -> Verdict:
     """The verdict on the whole job, as one on a replica or its data where the ranks of one, two or more, have all taken longer
-    than their lengths let expect since its onset, and those of no other: lengths are drawn anew, so it is none of them."""
-    seen = [one.excess[0] for one in tracks.recent if one.iteration >= of_job.since_iteration]
+    than their lengths let expect in the iterations that it is of, and those of others, that are known too, have not: lengths
+    are drawn anew, so it is none of them."""
+    seen = [one for one in tracks.recent if of_job.since_iteration <= one.iteration <= of_job.at_iteration]
+    seen = seen[-of_job.evidence["n"] :]
     if not seen:
         return of_job
-    middle = np.median(np.stack(seen), axis=0)  # [rank, kind], nan = not seen in each of them
-    levels = dict(zip(tracks.ranks, np.nan_to_num(middle[:, tracks.kinds.index(ALL)]).tolist(), strict=True))
+    middle = np.median(np.stack([one.excess[0] for one in seen]), axis=0)  # [rank, kind], nan = not seen in each of them
+    levels = dict(zip(tracks.ranks, middle[:, tracks.kinds.index(ALL)].tolist(), strict=True))
     replicas = {role.replica: [one.rank for one in plan.roles if one.replica == role.replica] for role in plan.roles}
     least = options.least_level()
-    slow = [one for one, ranks in replicas.items() if all(levels.get(rank, 0.0) >= least for rank in ranks)]
+    slow = [one for one, ranks in replicas.items() if all(levels.get(rank, np.nan) >= least for rank in ranks)]
     others = [rank for one, ranks in replicas.items() if one not in slow for rank in ranks]
-    if len(slow) != 1 or len(ranks := replicas[slow[0]]) < 2 or any(levels.get(rank, least) >= least for rank in others):
+    if len(slow) != 1 or len(ranks := replicas[slow[0]]) < 2 or not others:
+        return of_job
+    if not all(levels.get(rank, np.nan) < least for rank in others):
         return of_job
     times = exp(min(levels[rank] for rank in ranks))
     of_kind = dict(zip(tracks.kinds, np.median(middle[[tracks.ranks.index(rank) for rank in ranks]], axis=0), strict=True))
@@ -136,10 +140,23 @@ def of_replica(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOpt
         speed={kind: round(exp(-level), 4) for kind, level in of_kind.items() if kind != ALL and not np.isnan(level)},
         confidence=min(of_job.confidence, UNDECIDED),
         sentence=(
-            f"{replica_words(slow[0], ranks)} or its data, and the log does not show which: all its ranks take "
-            f"{times_as_long(times)} as their lengths let expect, no other replica's do; {of_job.sentence}"
+            f"{replica_words(slow[0], ranks)} or its data, and the log does not show which: in iterations {seen[0].iteration} "
+            f"to {seen[-1].iteration} all its ranks took {times_as_long(times)} as their lengths let expect, no other "
+            f"replica's did; {of_job.sentence}"
         ),
         evidence={**of_job.evidence, "scope": "replica", "ranks": ranks, "next_step": NEXT_STEP},
+    )
+
+
+def at_its_end(shown: Verdict, of_job: Verdict) -> Verdict:
+    """An episode's last revision `of_job`, of all its iterations: whose it is stays what was last `shown`, which says of which
+    iterations."""
+    whose, _, _ = shown.sentence.rpartition("; ")
+    return msgspec.structs.replace(
+        shown,
+        at_iteration=of_job.at_iteration,
+        sentence="; ".join(filter(None, (whose, of_job.sentence))),
+        evidence={**shown.evidence, "time_ratio": of_job.evidence["time_ratio"]},
     )
 
 

@@ -388,7 +388,11 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
                 job, number = msgspec.structs.replace(job, number=number), number + 1
             verdicts.append(msgspec.structs.replace(one, verdict=job.number))
             if isinstance(one, Verdict):
-                of = stages.of_replica(one, self.detector.tracks, plan, self.options)
+                of = (
+                    stages.at_its_end(self.verdicts[job.number], one)
+                    if state.since is None
+                    else stages.of_replica(one, self.detector.tracks, plan, self.options)
+                )
                 evidence = {"next_step": NEXT_STEP, **of.evidence}
                 verdicts[-1] = msgspec.structs.replace(of, verdict=job.number, evidence=evidence, config=self.options.digest)
         after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, state=state))
