@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -112,6 +113,9 @@ def main(folder: Path, turns: int, tool: str, job: LoopSize) -> None:
             try:
                 _rank(folder, rank, tool, job, turns)
                 os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
                 os._exit(1)
         pids.append(pid)
