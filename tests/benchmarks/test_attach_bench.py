@@ -34,7 +34,7 @@ def run(command: Sequence[str], **options: Any) -> Any:
 @pytest.fixture(autouse=True)
 def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (grid, overhead, probes):
-        monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))
+        monkeypatch.setattr(module, "subprocess", SimpleNamespace(**vars(subprocess) | {"run": run}))
 
 
 @pytest.mark.limit(240)

@@ -7,32 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.training.made_up import committed
 from support.training.runtime_runs import SMALL
 
 from unskew.analytics.core.faults import parse_faults
 from unskew.benchmarks.loop import kills, overhead, slow
 from unskew.benchmarks.report import Figure, bars
 from unskew.benchmarks.runs import Bench, FinishedRun, Watch, perform
-from unskew.collector.events import Event, IterationCommitted, Party, PlanScored, RunFinished, Verdict
+from unskew.collector.events import Event, Party, PlanScored, RunFinished, Verdict
 from unskew.collector.paths import Store
 from unskew.runtime.control.summary import SummaryBuilder
 from unskew.runtime.options import RunOptions
 
 pytestmark = pytest.mark.slow
-
-
-def committed(iteration: int, wall_us: int) -> IterationCommitted:
-    return IterationCommitted(
-        iteration=iteration,
-        plan_version=0,
-        attempt=0,
-        rank=0,
-        loss=1.0,
-        tokens=1,
-        start_us=0,
-        wall_us=wall_us,
-        log_complete=True,
-    )
 
 
 class MadeUp(Bench):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from support.training.made_up import committed
 from support.training.runtime_runs import SMALL
 
 from unskew.benchmarks.recovery.replicas import _stall, stalls_of, unequal
 from unskew.benchmarks.runs import FinishedRun
-from unskew.collector.events import IterationCommitted, PlanApplied, ReplicaStep, RunFinished
+from unskew.collector.events import PlanApplied, ReplicaStep, RunFinished
 from unskew.runtime.control.summary import SummaryBuilder
 
 S = 1_000_000
@@ -19,11 +20,7 @@ def run_that_took(seconds: dict[int, float], back_at: int) -> FinishedRun:
     events, now = [], 0.0
     for iteration in range(40):
         now += seconds.get(iteration, 1.0)
-        commit = IterationCommitted(
-            iteration=iteration, plan_version=0, attempt=0, rank=0, loss=1.0, tokens=1,
-            start_us=round((now - 1) * S), wall_us=S, log_complete=True,
-        )  # fmt: skip
-        events.append(commit)
+        events.append(committed(iteration, S, round((now - 1) * S)))
     plan = SMALL.first_plan()
     events.append(
         PlanApplied(plan_version=2, digest="", proposal="", iteration=back_at, reason="", plan=plan.to_data(), watermark=0)

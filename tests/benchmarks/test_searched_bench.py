@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from support.training.made_up import committed
 
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.faults import parse_faults
@@ -15,7 +16,6 @@ from unskew.benchmarks.runs import Bench, FinishedRun
 from unskew.benchmarks.scheduler import searched
 from unskew.collector.events import (
     Event,
-    IterationCommitted,
     IterationJudged,
     MicroBatchPacked,
     PredictorFitted,
@@ -54,18 +54,8 @@ class MadeUp:
         for i, us in enumerate(due_us):
             slower = self.gain if options.schedule == "searched" and not faults else self.late if i >= searched.UNTIL else 1.0
             took_us = round(slower * us)
-            commit = IterationCommitted(
-                iteration=i,
-                plan_version=0,
-                attempt=0,
-                rank=0,
-                loss=1.0,
-                tokens=1,
-                start_us=0,
-                wall_us=took_us,
-                log_complete=True,
-            )
-            events += [commit, IterationJudged(iteration=i, plan_version=0, measured_us=took_us, predicted_us=round(us))]
+            judged = IterationJudged(iteration=i, plan_version=0, measured_us=took_us, predicted_us=round(us))
+            events += [committed(i, took_us), judged]
         events.append(RunFinished(status="done", iterations=options.iterations, committed=options.iterations, reason=""))
         return run
 

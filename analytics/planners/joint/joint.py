@@ -164,6 +164,7 @@ def time_table(job: PlannerJob, layers: Ints, tables: Floats, most: int) -> Floa
 def refine(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Ints, float]:
     """(layers, micro-batches, makespan): step 5, until the slowest replica can neither be sped up nor relieved."""
     layers, times = _polished(job, search, tables, layers, counts)
+    moved = False
     for _ in range(8 * len(counts)):
         slowest = int(times.argmax())
         if counts[slowest] < 1:
@@ -178,9 +179,12 @@ def refine(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Int
             pair_layers, pair_times = best_of(job, search, layers[pair], tables[pair], trial[pair])
             if pair_times.max() < times[slowest] * (1 - 1e-9):
                 layers[pair], times[pair], counts[pair] = pair_layers, pair_times, trial[pair]
+                moved = True
                 break
         else:
-            break
+            if not moved:
+                break
+            (layers, times), moved = _polished(job, search, tables, layers, counts), False  # others may be the slowest now
     return layers, counts, float(times.max())
 
 

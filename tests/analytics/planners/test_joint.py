@@ -49,9 +49,10 @@ def test_per_replica_partitions_beat_one_for_all():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_as_good_as_trying_every_plan(seed):
-    cluster = random_cluster(np.random.default_rng(seed), largest=6)
+@pytest.mark.parametrize(("seed", "largest"), [*((seed, 6) for seed in range(12)), (10_002, 9)])
+def test_as_good_as_trying_every_plan(seed, largest):
+    """Of the last one a replica that others relieve leaves the slowest place to one that was not looked at again."""
+    cluster = random_cluster(np.random.default_rng(seed), largest=largest)
     best = best_us(cluster)
     if not np.isfinite(best):
         with pytest.raises(PlanError, match="no replica that is left can hold the model"):
