@@ -1,5 +1,5 @@
 """A stage that became more expensive on all of its ranks alike: as devices they excuse each other, as a stage they are named.
-So do the ranks of a replica; that it is slow shows in the whole job's time, whose verdict then names it (`of_replica`).
+So do the ranks of a replica; that it is slow shows in the whole job's time, whose verdict then names it (`SlowReplicas`).
 
 Per group of three or more ranks that hold the same layers, and iteration: s = median over its ranks of what they show over the
 prediction, their role and their bias, over all kinds of work. Its excess is the lesser of s and s less the median of the
@@ -113,50 +113,63 @@ def stage_verdict(
     )
 
 
-def of_replica(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions) -> Verdict:
-    """The verdict on the whole job, as one on a replica or its data where the ranks of one, two or more, have all taken longer
-    than their lengths let expect in the iterations that it is of, and those of others, that are known too, have not: lengths
-    are drawn anew, so it is none of them."""
-    seen = [one for one in tracks.recent if of_job.since_iteration <= one.iteration <= of_job.at_iteration]
-    seen = seen[-of_job.evidence["n"] :]
-    if not seen:
-        return of_job
+class SlowReplicas(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose slowness the whole job's is: in the iterations `first` to `last` all ranks of the replicas `slow` took `times` as
+    long as their lengths let expect, by kind of work as `speed` says, and those of the `others` did not."""
+
+    slow: dict[int, tuple[int, ...]]
+    others: tuple[int, ...]
+    first: int
+    last: int
+    times: float
+    speed: dict[str, float]
+
+    def named_in(self, of_job: Verdict) -> Verdict:
+        """The verdict on the whole job, as one on these replicas or their data; without others it stays the job's."""
+        when = f"in iterations {self.first} to {self.last} all"
+        took = f"ranks took {times_as_long(self.times)} as their lengths let expect"
+        if not self.others:
+            return msgspec.structs.replace(of_job, sentence=f"{of_job.sentence}: {when} replicas' {took}")
+        ranks, their = sorted(rank for of in self.slow.values() for rank in of), "its" if len(self.slow) == 1 else "their"
+        names = " and ".join(replica_words(*named) for named in self.slow.items())
+        return msgspec.structs.replace(
+            of_job,
+            culprits=tuple(Party(kind="replica", replica=replica) for replica in self.slow),
+            victims=tuple(Party(kind="replica", replica=replica) for replica in self.others),
+            speed=self.speed,
+            confidence=min(of_job.confidence, UNDECIDED),
+            sentence=(
+                f"{names} or {their} data, and the log does not show which: {when} {their} {took}, no other replica's did; "
+                f"{of_job.sentence}"
+            ),
+            evidence={**of_job.evidence, "scope": "replica", "ranks": ranks, "next_step": NEXT_STEP},
+        )
+
+
+def slow_replicas(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions, *, at: int) -> SlowReplicas | None:
+    """The replicas, of two or more ranks, whose ranks have all taken longer than their lengths let expect up to iteration `at`,
+    in as many iterations as the verdict on the whole job is of, where those of all others are known not to: lengths are drawn
+    anew, so it is none of them. None where there is no such replica."""
+    if not (seen := [one for one in tracks.recent if of_job.since_iteration <= one.iteration <= at][-of_job.evidence["n"] :]):
+        return None
     middle = np.median(np.stack([one.excess[0] for one in seen]), axis=0)  # [rank, kind], nan = not seen in each of them
     levels = dict(zip(tracks.ranks, middle[:, tracks.kinds.index(ALL)].tolist(), strict=True))
-    replicas = {role.replica: [one.rank for one in plan.roles if one.replica == role.replica] for role in plan.roles}
+    replicas = {role.replica: tuple(one.rank for one in plan.roles if one.replica == role.replica) for role in plan.roles}
     least = options.least_level()
-    slow = [one for one, ranks in replicas.items() if all(levels.get(rank, np.nan) >= least for rank in ranks)]
-    others = [rank for one, ranks in replicas.items() if one not in slow for rank in ranks]
-    if len(slow) != 1 or len(ranks := replicas[slow[0]]) < 2 or not others:
-        return of_job
-    if not all(levels.get(rank, np.nan) < least for rank in others):
-        return of_job
-    times = exp(min(levels[rank] for rank in ranks))
-    of_kind = dict(zip(tracks.kinds, np.median(middle[[tracks.ranks.index(rank) for rank in ranks]], axis=0), strict=True))
-    return msgspec.structs.replace(
-        of_job,
-        culprits=(Party(kind="replica", replica=slow[0]),),
-        victims=tuple(Party(kind="replica", replica=one) for one in replicas if one not in slow),
+    slow = {one: ranks for one, ranks in replicas.items() if all(levels.get(rank, np.nan) >= least for rank in ranks)}
+    others = {one: ranks for one, ranks in replicas.items() if one not in slow}
+    calm = all(levels.get(rank, np.nan) < least for ranks in others.values() for rank in ranks)
+    if not slow or not calm or min(map(len, slow.values())) < 2:
+        return None
+    of_slow = [rank for ranks in slow.values() for rank in ranks]
+    of_kind = dict(zip(tracks.kinds, np.median(middle[[tracks.ranks.index(rank) for rank in of_slow]], axis=0), strict=True))
+    return SlowReplicas(
+        slow=slow,
+        others=tuple(others),
+        first=seen[0].iteration,
+        last=seen[-1].iteration,
+        times=exp(min(levels[rank] for rank in of_slow)),
         speed={kind: round(exp(-level), 4) for kind, level in of_kind.items() if kind != ALL and not np.isnan(level)},
-        confidence=min(of_job.confidence, UNDECIDED),
-        sentence=(
-            f"{replica_words(slow[0], ranks)} or its data, and the log does not show which: in iterations {seen[0].iteration} "
-            f"to {seen[-1].iteration} all its ranks took {times_as_long(times)} as their lengths let expect, no other "
-            f"replica's did; {of_job.sentence}"
-        ),
-        evidence={**of_job.evidence, "scope": "replica", "ranks": ranks, "next_step": NEXT_STEP},
-    )
-
-
-def at_its_end(shown: Verdict, of_job: Verdict) -> Verdict:
-    """An episode's last revision `of_job`, of all its iterations: whose it is stays what was last `shown`, which says of which
-    iterations."""
-    whose, _, _ = shown.sentence.rpartition("; ")
-    return msgspec.structs.replace(
-        shown,
-        at_iteration=of_job.at_iteration,
-        sentence="; ".join(filter(None, (whose, of_job.sentence))),
-        evidence={**shown.evidence, "time_ratio": of_job.evidence["time_ratio"]},
     )
 
 

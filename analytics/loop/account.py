@@ -17,7 +17,7 @@ import numpy as np
 
 from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.outcome import UnexplainedTime
-from unskew.analytics.pipeline.prediction import predict_iteration
+from unskew.analytics.pipeline.prediction import Prediction, predict_iteration
 from unskew.analytics.pipeline.schedule import Timeline, evaluate
 from unskew.analytics.predictor.retraining import IterationSample
 from unskew.collector.events import PAUSES
@@ -25,6 +25,9 @@ from unskew.collector.events import PAUSES
 FOR_A_CAUSE = frozenset({*PAUSES, "data_wait"})
 KEPT = 40
 """The last iterations are accounted for again when somebody is named for what made them long."""
+MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
+"""Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
+on."""
 
 
 class IterationAccount(msgspec.Struct, frozen=True, gc=False):
@@ -77,6 +80,22 @@ def account_of(sample: IterationSample, model: CostModel) -> IterationAccount:
         max(committed.measured_us - ideal_us, 0.0),
         max(committed.measured_us - expected_us - coreless_us, 0.0),
     )
+
+
+def outside_of(sample: IterationSample, prediction: Prediction, *, sums_timed: bool) -> float:
+    """The share of an iteration that is neither chunks and what they wait for each other, nor anything else that is timed;
+    `sums_timed`: the sums of gradients are part of the prediction."""
+    released = sample.released
+    busy, beside = Counter[int](), Counter[int]()
+    for chunk in sample.committed.chunks:
+        busy[chunk.rank] += round(chunk.us)
+    for one in released.beside:
+        beside[one.rank] += round(one.us)
+    of_chunks_us = max(prediction.synced_us, *busy.values())
+    untimed_us = () if sums_timed else released.collectives_us
+    of_end_us = max(beside.values(), default=0) + max(untimed_us, default=0.0)
+    inside_us = of_chunks_us + of_end_us + released.coreless_us + released.maybe_coreless_us
+    return 1 - inside_us / sample.committed.measured_us
 
 
 def even_us(timeline: Timeline) -> float:

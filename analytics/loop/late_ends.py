@@ -3,9 +3,13 @@ machine does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from statistics import fmean, median
 
 import msgspec
+
+from unskew.analytics.core.cost import CostModel
+from unskew.analytics.predictor.retraining import IterationSample
 
 END_OVER, LEAST_ENDS = 8, 4
 """So many iterations at most and at least tell how their end differs from the fitted one."""
@@ -28,6 +32,13 @@ class LateEnds(msgspec.Struct, frozen=True):
     def before(self, iteration: int) -> LateEnds:
         """Those before this one."""
         return LateEnds(tuple(row for row in self.rows if row[0] < iteration))
+
+    def by(self, cost: CostModel, seen: Iterable[IterationSample]) -> LateEnds:
+        """By another predictor, those that are still `seen`: what comes again now and then is no news to be waited for."""
+        known = {one.committed.iteration: one for one in seen}
+        rows = [(at, known[at]) for at, _ in self.rows if at in known]
+        more_us = (one.committed.measured_us - one.predicted_by(cost) for _, one in rows)
+        return LateEnds(tuple((at, us / cost.crowding(one.plan)) for (at, one), us in zip(rows, more_us, strict=True)))
 
     @property
     def longer_us(self) -> float:

@@ -12,7 +12,6 @@ takes: so each is measured by the one before, on the same batches, and the job b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import log
 from statistics import median
@@ -32,7 +31,7 @@ from unskew.analytics.detector.published import resihp
 from unskew.analytics.detector.series.ranges import Sample
 from unskew.analytics.health.gpu_evidence import GpuHistory, remembered, with_gpu
 from unskew.analytics.health.liveness import Suspect
-from unskew.analytics.loop.account import TimeAccount, account_of
+from unskew.analytics.loop.account import MOST_OUTSIDE, OUTSIDE_OVER, TimeAccount, account_of, outside_of
 from unskew.analytics.loop.late_ends import LateEnds
 from unskew.analytics.pipeline.prediction import Prediction, predict_iteration, predict_iterations
 from unskew.analytics.predictor.fit import Fit
@@ -46,23 +45,29 @@ RESCALED_BY = 8
 IDLE_OVER = 8
 """So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
 
-MOST_OUTSIDE, OUTSIDE_OVER = 0.3, 20
-"""Where the median of so many iterations spends a larger part outside of what is timed, much may be wrong there from the first
-on."""
-
 
 class JobPace(msgspec.Struct, frozen=True):
     """How long iterations take over what they should. `scale`: log of what the predictor in force expects over what the first
-    would; `number`: of the verdict on the last episode; `outside`: of the last iterations, the part of the time that is neither
+    would; `number`: of the verdict on the last episode, `shown`: its last revision, of the whole job, `whose`: the replicas
+    whose slowness that is, where it is not all ranks'; `outside`: of the last iterations, the part of the time that is neither
     chunks and what they wait for each other, nor anything else that is timed; `suspected`: for how many iterations in a row
     some rank has been suspected, `held`: what will be judged of these when that has come to nothing."""
 
     state: JobWideState = JobWideState()
     scale: float = 0.0
     number: int = 0
+    shown: Verdict | None = None
+    whose: stages.SlowReplicas | None = None
     outside: tuple[float, ...] = ()
     suspected: int = 0
     held: tuple[Sample, ...] = ()
+
+    def verdict(self, options: DetectorOptions) -> Verdict:
+        """As it is shown: numbered among the others, and whose slowness it is."""
+        assert self.shown is not None
+        of = self.shown if self.whose is None else self.whose.named_in(self.shown)
+        evidence = {"next_step": NEXT_STEP, **of.evidence}
+        return msgspec.structs.replace(of, verdict=self.number, evidence=evidence, config=options.digest)
 
     def sight(self, options: JobWideOptions) -> Sight:
         """What would have been named of the whole job up to now."""
@@ -224,7 +229,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         longer = self.longer.before(min(turns.values())) if turns else self.longer
         after = msgspec.structs.replace(self, retraining=retraining, longer=longer)
         if again is not None and (cost := after._judging) is not None:
-            after = msgspec.structs.replace(after, longer=after._longer_than(cost))
+            after = msgspec.structs.replace(after, longer=after.longer.by(cost, after.retraining.seen))
         if turns and (cost := after._judging) is not None:
             after = after._accounting(cost, *(one for one in retraining.seen if one.committed.iteration >= min(turns.values())))
         return after, () if again is None else (again,)
@@ -288,31 +293,14 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
 
     def _seeing(self, sample: IterationSample, prediction: Prediction) -> Monitor:
         """With how much of an iteration lies outside of what is timed."""
-        measured_us, released = sample.committed.measured_us, sample.released
-        busy, beside = Counter[int](), Counter[int]()
-        for chunk in sample.committed.chunks:
-            busy[chunk.rank] += round(chunk.us)
-        for one in released.beside:
-            beside[one.rank] += round(one.us)
-        of_chunks_us = max(prediction.synced_us, *busy.values())
-        untimed_us = released.collectives_us if self.retraining.sync is None else ()
-        of_end_us = max(beside.values(), default=0) + max(untimed_us, default=0.0)
-        inside_us = of_chunks_us + of_end_us + released.coreless_us + released.maybe_coreless_us
-        outside = (*self.job.outside, 1 - inside_us / measured_us)[-OUTSIDE_OVER:]
+        share = outside_of(sample, prediction, sums_timed=self.retraining.sync is not None)
+        outside = (*self.job.outside, share)[-OUTSIDE_OVER:]
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, outside=outside))
 
     def _accounting(self, cost: CostModel, *samples: IterationSample) -> Monitor:
         """With where the time of these iterations went."""
         account = self.account.adding(*(account_of(one, one.known(cost)) for one in samples))
         return msgspec.structs.replace(self, account=account)
-
-    def _longer_than(self, cost: CostModel) -> LateEnds:
-        """`longer` by another predictor: what comes again now and then is no news to be waited for."""
-        seen = {one.committed.iteration: one for one in self.retraining.seen}
-        more_us = {
-            at: one.committed.measured_us - one.predicted_by(cost) for at, _ in self.longer.rows if (one := seen.get(at))
-        }
-        return LateEnds(tuple((at, us / cost.crowding(seen[at].plan)) for at, us in more_us.items()))
 
     def _job_judged(
         self, sample: IterationSample, predicted_us: float, found: Verdicts, uneven_us: float
@@ -350,7 +338,20 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         for one in samples:
             after, verdicts = after._with_job(*job_wide.step(after.job.state, one, self._job_options), plan)
             found += [msgspec.structs.replace(verdict, at_iteration=now) for verdict in verdicts]
-        return after, tuple(found)
+        after, revised = after._other_replicas(now, plan)
+        return after, (*found, *revised)
+
+    def _other_replicas(self, now: int, plan: Plan) -> tuple[Monitor, Verdicts]:
+        """The open verdict on a replica, anew where others are slow now: the job's time need not show that."""
+        job = self.job
+        if job.state.since is None or job.whose is None or job.shown is None:
+            return self, ()
+        whose = stages.slow_replicas(job.shown, self.detector.tracks, plan, self.options, at=now)
+        if whose is None or whose.slow.keys() == job.whose.slow.keys():
+            return self, ()
+        job = msgspec.structs.replace(job, whose=whose)
+        revised = msgspec.structs.replace(job.verdict(self.options), at_iteration=now)
+        return msgspec.structs.replace(self, job=job)._with_verdicts(self.detector, (revised,))
 
     def _warm_up_judged(self) -> tuple[Monitor, Verdicts]:
         """Devices by the first predictor, over the iterations that it is fitted on: who was slow from the first one on is dated
@@ -375,7 +376,7 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             job = msgspec.structs.replace(self.job, scale=self.job.scale + more)
-            return msgspec.structs.replace(self, job=job, longer=self._longer_than(cost)), ()
+            return msgspec.structs.replace(self, job=job, longer=self.longer.by(cost, self.retraining.seen)), ()
         after = self._accounting(cost, *self.retraining.seen)
         samples = [after._over(one, one.predicted_by(cost)) for one in seen]
         return after._job_steps(samples, samples[-1][0], seen[-1].plan) if samples else (after, ())
@@ -388,12 +389,10 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
                 job, number = msgspec.structs.replace(job, number=number), number + 1
             verdicts.append(msgspec.structs.replace(one, verdict=job.number))
             if isinstance(one, Verdict):
-                of = (
-                    stages.at_its_end(self.verdicts[job.number], one)
-                    if state.since is None
-                    else stages.of_replica(one, self.detector.tracks, plan, self.options)
-                )
-                evidence = {"next_step": NEXT_STEP, **of.evidence}
-                verdicts[-1] = msgspec.structs.replace(of, verdict=job.number, evidence=evidence, config=self.options.digest)
+                if state.since is not None:  # else its end, and whose it was is known
+                    whose = stages.slow_replicas(one, self.detector.tracks, plan, self.options, at=one.at_iteration)
+                    job = msgspec.structs.replace(job, whose=whose if whose is not None and whose.others else None)
+                job = msgspec.structs.replace(job, shown=one)
+                verdicts[-1] = job.verdict(self.options)
         after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, state=state))
         return after._with_verdicts(msgspec.structs.replace(self.detector, next_verdict=number), tuple(verdicts))

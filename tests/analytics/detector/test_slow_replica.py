@@ -11,7 +11,7 @@ import pytest
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
-from unskew.analytics.detector.stages import of_replica
+from unskew.analytics.detector.stages import slow_replicas
 from unskew.analytics.detector.tracks import ExcessSample, Tracks
 from unskew.collector.events import Verdict
 
@@ -38,5 +38,5 @@ def test_a_replica_is_named_where_no_other_may_be_slow(levels: tuple[float, ...]
     excess = np.array(levels)[None, :, None].repeat(3, axis=2)
     recent = tuple(ExcessSample(at, excess) for at in range(30, 38))
     tracks = msgspec.structs.replace(Tracks.none(), ranks=tuple(range(len(levels))), kinds=("B", "F", ALL), recent=recent)
-    found = of_replica(OF_JOB, tracks, PLAN, DetectorOptions())
-    assert [one.replica for one in found.culprits] == named
+    found = slow_replicas(OF_JOB, tracks, PLAN, DetectorOptions(), at=37)
+    assert ([] if found is None else [*found.slow]) == named
