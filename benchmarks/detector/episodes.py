@@ -1,4 +1,4 @@
-"""Slow episodes of whole jobs in unseen series: found, how late, merged, false alarms, beside two plain rules.
+"""Slow episodes of whole jobs in unseen series: found, how late, of what size, merged, false alarms, beside two plain rules.
 
 The noise is real and resampled (tests/support/traces/noisy_series.py), the seeds are those of figures: nothing was tuned on
 them.
@@ -26,15 +26,20 @@ RETURNS = 3
 GAP = 20  # healthy iterations between episodes that come again
 QUIET = 0.02  # of the log: less noise than this is a quiet series
 LATE = 3  # iterations after its end in which an episode may still be named, and before its onset it may be dated
+LONG = 20  # iterations from which on an episode's size is asked for: the median of fewer is no better than the noise
+SIZE_OFF = {True: 2.0, False: 5.0}
+"""Percent by which a stated size may be off: of a quiet series its noise, of the others half of the smallest slowdown."""
 ABSENT = "data sets mlperf-steptimes, megatron-iteration-times and azure-vm-noise are absent: set UNSKEW_DATASETS"
 
 
 class Alarm(msgspec.Struct, frozen=True):
-    """A slowdown as a rule names it, in iteration `at`; `until` None = to the end."""
+    """A slowdown as a rule names it, in iteration `at`; `until` None = to the end. `factor`: how much longer its iterations are
+    said to take in the end, None where the rule does not say."""
 
     since: int
     at: int
     until: int | None
+    factor: float | None = None
 
     def covers(self, episode: Episode) -> bool:
         """Whether it speaks of some of the episode."""
@@ -46,12 +51,13 @@ class Alarm(msgspec.Struct, frozen=True):
 
 
 class RuleOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One series through one rule. `delays`: per episode the slowed iterations until it was named, None = it was not; `merged`:
-    alarms that cover several episodes; `false`: those that name none."""
+    """One series through one rule. `delays`: per episode the slowed iterations until it was named, None = it was not; `stated`:
+    the alarm that named it first; `merged`: alarms that cover several episodes; `false`: those that name none."""
 
     episodes: tuple[Episode, ...]
     quiet: bool
     delays: tuple[int | None, ...]
+    stated: tuple[Alarm | None, ...]
     merged: int
     false: int
 
@@ -61,7 +67,10 @@ def unskew(times_us: Floats) -> list[Alarm]:
     verdicts, first = judge(enumerate(times_us)), dict[int, int]()
     for verdict in verdicts:
         first.setdefault(verdict.verdict, verdict.at_iteration)
-    return [Alarm(one.since_iteration, first[one.verdict], one.until_iteration) for one in settled(verdicts)]
+    return [
+        Alarm(one.since_iteration, first[one.verdict], one.until_iteration, float(one.evidence["time_ratio"]))
+        for one in settled(verdicts)
+    ]
 
 
 def trailing(times_us: Floats, window: int = 50, in_a_row: int = 3) -> list[Alarm]:
@@ -132,13 +141,13 @@ def kinds(random: np.random.Generator) -> Iterator[tuple[Episode, ...]]:
 def outing(rule: Callable[[Floats], list[Alarm]], times_us: Floats, episodes: tuple[Episode, ...], quiet: bool) -> RuleOutcome:
     """What a rule makes of a series."""
     alarms = rule(times_us)
-    delays = []
-    for episode in episodes:
-        named = [alarm.at for alarm in alarms if alarm.names(episode)]
-        delays.append(min(named) - episode.at + 1 if named else None)
+    stated = tuple(
+        min((alarm for alarm in alarms if alarm.names(episode)), key=lambda one: one.at, default=None) for episode in episodes
+    )
+    delays = tuple(one.at - episode.at + 1 if one else None for one, episode in zip(stated, episodes, strict=True))
     merged = sum(sum(alarm.covers(episode) for episode in episodes) > 1 for alarm in alarms)
     false = sum(not any(alarm.names(episode) for episode in episodes) for alarm in alarms)
-    return RuleOutcome(episodes=episodes, quiet=quiet, delays=tuple(delays), merged=merged, false=false)
+    return RuleOutcome(episodes=episodes, quiet=quiet, delays=delays, stated=stated, merged=merged, false=false)
 
 
 def _lines(name: str, outings: list[RuleOutcome]) -> Iterator[Figure]:
@@ -153,6 +162,8 @@ def _lines(name: str, outings: list[RuleOutcome]) -> Iterator[Figure]:
         p95 = float(np.percentile(known, 95)) if known else None
         bar = within if bars else None
         yield figure(f"{name}: delay at x{factor:g}, p95", p95, "iterations", bar=bar, better="lower", note=note)
+    for quiet in (True, False) if bars else ():
+        yield from _stated(name, outings, quiet)
     for length in LENGTHS:
         share = {factor: _share(outings, length, factor) for factor in FACTORS}
         note = "; ".join(f"x{factor:g}: {100 * found:.0f} %" for factor, found in share.items())
@@ -172,6 +183,30 @@ def _lines(name: str, outings: list[RuleOutcome]) -> Iterator[Figure]:
     alarms, n = sum(o.false for o in outings), N * len(outings)
     note = f"{alarms} in {len(outings)} series of {N}; real phases of the noise among them"
     yield figure(f"{name}: false alarms in 1,000 iterations", 1000 * alarms / n, "", better="lower", note=note)
+
+
+def _stated(name: str, outings: list[RuleOutcome], quiet: bool) -> Iterator[Figure]:
+    """How what is said of named episodes in the end differs from what was put in: the size, and both ends."""
+    pairs = [(e, a) for o in outings if o.quiet is quiet for e, a in zip(o.episodes, o.stated, strict=True)
+             if a is not None and not e.ramp and e.length >= LONG]  # fmt: skip
+    kind, note = "quiet" if quiet else "other", f"{len(pairs)} named episodes of {LONG} iterations and more, no ramps"
+    over = [a.factor / e.factor for e, a in pairs if a.factor is not None]
+    middle, *ends = (float(np.percentile(over, at)) if over else float("nan") for at in (50, 5, 95))
+    off = float(np.percentile(np.abs(np.array(over) - 1), 95)) if over else None
+    sizes = f"{note}; stated over injected: median {middle:.3f}, from 5th to 95th percentile {ends[0]:.3f} to {ends[1]:.3f}"
+    yield figure(
+        f"{name}: stated size in {kind} series, off by, p95", None if off is None else 100 * off, "%", bar=SIZE_OFF[quiet],
+        better="lower", note=sizes,
+    )  # fmt: skip
+    for what, apart in (
+        ("onset", [abs(a.since - e.at) for e, a in pairs]),
+        ("end", [abs((N if a.until is None else a.until) - e.until) for e, a in pairs]),
+    ):
+        p95 = float(np.percentile(apart, 95)) if apart else None
+        far = f"{note}; more than {LATE} in {sum(one > LATE for one in apart)}, at most {max(apart, default=0)}"
+        yield figure(
+            f"{name}: stated {what} in {kind} series, apart, p95", p95, "iterations", bar=LATE, better="lower", note=far
+        )
 
 
 def _as_they_are(name: str, alarms: list[int]) -> Figure:

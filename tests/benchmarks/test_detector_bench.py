@@ -10,7 +10,7 @@ import pytest
 from support.dashboard import runs
 from support.traces.noisy_series import Floats, Recorded, alibaba
 
-from unskew.benchmarks.detector import held_out, phases, stated
+from unskew.benchmarks.detector import episodes, held_out, phases, stated
 from unskew.benchmarks.report import bars
 from unskew.benchmarks.runs import Bench
 from unskew.collector.paths import Store
@@ -97,3 +97,26 @@ def test_a_level_that_shifts_is_told_from_noise_from_what_comes_again_and_again_
     outs = [phases.excess(np.log(alike), at, at + 15) for at in range(40, 1_440)]
     at = 40 + int(np.argmax(outs))
     assert why(alike, (at, at + 15)) == ["the noise of the series does that by itself"]
+
+
+def test_a_size_onset_or_end_that_is_not_the_injected_one_misses_its_bar() -> None:
+    """A rule that names every episode at once, and states what it is told to."""
+
+    def missed(off: float, since: int, until: int | None) -> list[str]:
+        put_in = (episodes.Episode(100, 40, 1.3), episodes.Episode(200, 40, 1.3, ramp=True))
+
+        def rule(_times: Floats) -> list[episodes.Alarm]:
+            return [
+                episodes.Alarm(e.at + since, e.at, None if until is None else e.until + until, e.factor * off) for e in put_in
+            ]
+
+        outings = [episodes.outing(rule, np.ones(300), put_in, quiet) for quiet in (True, False)]
+        lines = [one for quiet in (True, False) for one in episodes._stated("a rule", outings, quiet)]
+        assert all("1 named episode" in one.note for one in lines), "the ramp has no size of its own"
+        return [one.name.split(", ")[0].removeprefix("a rule: stated ") for one in lines if not one.ok]
+
+    assert missed(1.0, 0, 0) == missed(1.019, -3, 3) == []
+    assert missed(0.96, 0, 0) == ["size in quiet series"]
+    assert missed(1.06, 0, 0) == ["size in quiet series", "size in other series"]
+    assert missed(1.0, 4, 0) == ["onset in quiet series", "onset in other series"]
+    assert missed(1.0, 0, None) == ["end in quiet series", "end in other series"]
