@@ -71,7 +71,8 @@ def judge_workers(
     known = spread[-1][~np.isnan(spread[-1])]
     floor = float(known.max() if len(known) else np.nanmax(spread, initial=options.sigma_floor))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
-    compared = [*_slower(times, readings, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
+    sizes = np.concatenate([readings[:-1], _over_others(times, company, _within(times, stretches))[None]])
+    compared = [*_slower(times, sizes, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
     by_itself = _by_itself(times, [*compared, *alone], over, equal_work=equal_work)
     kept = [one for one in (*compared, *alone) if one not in by_itself]
@@ -143,12 +144,26 @@ def _during(times: RankTimes, verdict: Verdict) -> Flags:
     return np.array([verdict.since_iteration <= one < ends for one in times.iterations])
 
 
-def _over_others(times: RankTimes, company: PeerGroups) -> Floats:
-    """[kind, iteration, rank]: log of the time over the median of the other ranks of the role; nan where there are none."""
+def _over_others(times: RankTimes, company: PeerGroups, slow: Flags | None = None) -> Floats:
+    """[kind, iteration, rank]: log of the time over the median of the other ranks of the role; nan where there are none. Those
+    that are `slow` are nobody's measure while others are left: one of three makes their median the longer of the two."""
     n_kinds, n_iterations, n_ranks = times.us.shape
     columns = _logs(times).transpose(2, 0, 1).reshape(n_ranks, -1)
     others, _ = median_of_others(columns, company.peer_groups)
+    if slow is not None:
+        healthy = np.where(slow.transpose(2, 0, 1).reshape(n_ranks, -1), np.nan, columns)
+        of_healthy, n_healthy = median_of_others(healthy, company.peer_groups)
+        others = np.where(n_healthy > 0, of_healthy, others)
     return (columns - others).reshape(n_ranks, n_kinds, n_iterations).transpose(1, 2, 0)
+
+
+def _within(times: RankTimes, stretches: Mapping[tuple[int, int], Stretches]) -> Flags:
+    """[kind, iteration, rank]: whether a stretch of the rank is on."""
+    slow = np.zeros(times.us.shape, dtype=bool)
+    for (kind, column), found in stretches.items():
+        for one in found.found:
+            slow[kind, one.begin : one.end, column] = True
+    return slow
 
 
 def _logs(times: RankTimes) -> Floats:

@@ -71,8 +71,9 @@ def _without_lengths(log: RunLog, options: DetectorOptions) -> tuple[list[TraceS
     if len(section.stages) > 1:
         section, findings = _with_replicas(section, follow_section(section, options), options)
         return [section], findings, []
-    findings, why = follow_ranks(trace, options)
-    problems = [*_unseen(why), *([] if trace.streams else [NO_PLACES]), NO_WEIGHT]
+    findings, why = follow_ranks(trace, options, section if section.lengths_logged else None)
+    weight = [] if section.lengths_logged else [NO_WEIGHT]
+    problems = [*_unseen(why), *([] if trace.streams else [NO_PLACES]), *weight]
     if why:
         return [], findings, problems
     section, findings = _with_replicas(as_slow(section, findings.verdicts), findings, options)

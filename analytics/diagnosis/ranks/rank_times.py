@@ -17,19 +17,22 @@ from unskew.analytics.detector.workers import RankTimes, judge_workers
 from unskew.analytics.diagnosis.ranks.lockstep import end_together, why_in_step
 from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
 from unskew.analytics.diagnosis.trace.model import Trace
+from unskew.analytics.diagnosis.trace.section import KIND, TraceSection
 from unskew.collector.events import CHUNK_KINDS, COLLECTIVE_KINDS
 
 LEAST_ITERATIONS = 4
+OF_CHUNK = ["kind", "rank", "micro_batch", "iteration"]
 WORK = {"F": "a forward pass", "B": "a backward pass", "W": "computing weight gradients"}
 HOLDS_REDUCTION = "backward times may hold the all-reduce, as no collective is recorded apart from them"
 ENDS_TOGETHER = "{kind} ends together on all ranks, whenever they begin it, so its time holds waiting for the others"
 
 
-def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Findings, str]:
+def follow_ranks(trace: Trace, options: DetectorOptions, by_lengths: TraceSection | None = None) -> tuple[Findings, str]:
     """A trace that does not tell what a single chunk should take (of one stage, a rank's forward and backward explain each
     other; or nobody knows what waits for what): a rank's mean chunk of each kind in an iteration against its own past and the
-    ranks with the same layers. Iterations with more or fewer chunks than most are left out. Also why some kind of work could
-    not be used ("" = all was): then nobody may be called well."""
+    ranks with the same layers, over what their lengths let expect where the section `by_lengths` has them. Iterations with more
+    or fewer chunks than most are left out. Also why some kind of work could not be used ("" = all was): then nobody may be
+    called well."""
     chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
     chunks = chunks.with_columns(n=pl.len().over("iteration")).filter(pl.col("n") == pl.col("n").mode().max())
     role_of = dict(chunks.group_by("rank").agg(pl.coalesce("first_layer", "stage").min()).sort("rank").iter_rows())
@@ -40,13 +43,26 @@ def follow_ranks(trace: Trace, options: DetectorOptions) -> tuple[Findings, str]
     why = "; ".join(dict.fromkeys(blurred.values()))
     if not clear:
         return Findings(sight=Sight(scope="device", smallest_slowdown=None, why=why)), why
+    known = by_lengths is not None
+    chunks = chunks.with_columns(expected_us=1.0) if by_lengths is None else chunks.join(_expected(by_lengths), on=OF_CHUNK)
     iterations = tuple(chunks["iteration"].unique().sort().to_list())
-    mean = chunks.group_by("kind", "iteration", "rank").agg(us=pl.col("own_us").mean())
+    mean = chunks.group_by("kind", "iteration", "rank").agg(us=pl.col("own_us").sum() / pl.col("expected_us").sum())
     us = np.stack([_table(mean.filter(kind=kind), "us", iterations, tuple(role_of)) for kind in clear])
-    found = judge_workers(RankTimes(clear, iterations, role_of, us), options, equal_work=True)
+    found = judge_workers(RankTimes(clear, iterations, role_of, us), options, equal_work=True, lengths_known=known)
     if why:
         found = Findings(verdicts=found.verdicts, sight=Sight(scope="device", smallest_slowdown=None, why=why))
     return found, why
+
+
+def _expected(section: TraceSection) -> pl.DataFrame:
+    """A row for each chunk: what it should take."""
+    operations, iterations = section.recording.graph.operations, section.recording.iterations
+    places = [(i, KIND[one.kind], one.rank, one.micro_batch) for i, one in enumerate(operations) if one.micro_batch is not None]
+    return pl.DataFrame(
+        [(*chunk, at, section.expected_us[i, column]) for i, *chunk in places for column, at in enumerate(iterations)],
+        schema=[*OF_CHUNK, "expected_us"],
+        orient="row",
+    )
 
 
 def follow_steps(steps: pl.DataFrame, options: DetectorOptions) -> tuple[Findings, bool]:

@@ -52,6 +52,20 @@ def test_a_slowdown_of_the_size_that_is_stated_is_named(ranks: int, steps: int, 
     assert found >= 0.95 * tried
 
 
+@pytest.mark.parametrize("spread", [0.02, 0.1])
+def test_two_slow_of_four_do_not_share_their_slowness(spread: float) -> None:
+    """One of the three others is slow, so that the longer of the two healthy ones was the measure: 0.674 and 0.702."""
+    speeds = []
+    for seed in range(20):
+        us = noisy(np.random.default_rng(seed), 60, 4, spread)
+        us[15:, [1, 3]] *= 1.5
+        found = judged(us, equal_work=True)
+        assert sorted(rank for rank in named(found) if rank is not None) == [1, 3]
+        speeds += [verdict.speed["step"] for verdict in found.verdicts]
+    assert np.mean(speeds) == pytest.approx(1 / 1.5, rel=0.01)
+    assert np.std(speeds) < 0.03
+
+
 def test_a_rank_a_million_times_slower_has_a_speed_and_a_sentence() -> None:
     """It was 0.0, whose logarithm what scores the verdict later needs, and "0.00 of its healthy speed"."""
     us = noisy(np.random.default_rng(1), 40, 4, 0.02)
