@@ -9,5 +9,6 @@ SIMULATED = "in a simulated run nobody judges the devices"
 TOO_SHORT = "the run was over before its iterations could be judged"
 WARM_UP = "warm-up, the iterations cannot be compared with a prediction yet"
 OLD_DIAGNOSIS = "it was diagnosed by a version that did not state what it would have seen"
-FACTOR_FROM, MOST_FACTOR = 10, 1_000
-"""A slowdown of so many times is said as a factor, not in percent; of more than so many as of these."""
+MOST_STATED = 10
+"""Where no slowdown of so many times would have been named, by how much more one would is no statement."""
+HIDDEN = "times vary so much by themselves that no lasting slowdown of {} up to ten times would have been named for sure"

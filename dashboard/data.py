@@ -63,6 +63,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it: it has ended, or lost its controller."""
+        return self.state.finished is not None or not self.controlled
+
+    @property
     def outcome(self) -> Outcome:
         """Wrong, well down to a stated slowdown, or why it cannot be judged."""
         return outcome_of_run(self.state, controlled=self.controlled)

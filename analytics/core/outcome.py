@@ -42,7 +42,7 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sees(self) -> bool:
         """Whether it has looked at all."""
-        return self.smallest_slowdown is not None and self.smallest_slowdown <= MOST_SLOWDOWN
+        return is_close(self.smallest_slowdown)
 
 
 class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +148,9 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     failure = f"the run failed: {over.reason or 'no reason given'}" if over is not None and over.status == "failed" else ""
     named = [judged.verdict for judged in (state.by_urgency if over is None else (*state.by_urgency, *state.ended_verdicts))]
     ended = len(state.verdicts) - len(named)
-    return outcome_of(named, [_live_sight(state)], failure=failure, lacks=lacks, dropped=state.dropped, ended=ended)
+    return outcome_of(
+        named, [_live_sight(state, controlled=controlled)], failure=failure, lacks=lacks, dropped=state.dropped, ended=ended
+    )
 
 
 def _holds(found: Diagnosed, over: RunFinished) -> bool:
@@ -166,7 +168,7 @@ def _diagnosed(found: Diagnosed) -> Outcome:
     return Outcome(outcome=msgspec.convert(word, OutcomeWord), smallest_slowdown=found.smallest_slowdown, why=why)
 
 
-def _live_sight(state: RunState) -> Sight:
+def _live_sight(state: RunState, *, controlled: bool) -> Sight:
     started, limit = state.started, state.limit
     if limit is not None:
         return Sight(scope="device", smallest_slowdown=limit.smallest_slowdown, why=limit.why)
@@ -176,7 +178,7 @@ def _live_sight(state: RunState) -> Sight:
         why = words.NOT_IMPORTED
     elif started.device == "simulated":
         why = words.SIMULATED
-    elif state.finished is not None:
+    elif state.finished is not None or not controlled:
         why = words.TOO_SHORT
     else:
         why = words.WARM_UP
@@ -191,11 +193,18 @@ def closest(sights: Sequence[Sight]) -> Sight:
     return max((sight for sight in sights if sight.scope == scope), key=lambda one: one.smallest_slowdown or float("inf"))
 
 
+def is_close(smallest: float | None) -> bool:
+    """Whether who would have named such a slowdown has looked closely enough to call anything well."""
+    return smallest is not None and smallest <= MOST_SLOWDOWN
+
+
 def blindness(sight: Sight) -> str:
     """Why it has not looked."""
     if sight.smallest_slowdown is None:
         return sight.why or words.NOTHING
-    return "; ".join([f"only {seen(sight)}", *([sight.why] if sight.why else [])])
+    hidden = sight.smallest_slowdown > words.MOST_STATED
+    how = words.HIDDEN.format(_ANY[sight.scope]) if hidden else f"only {seen(sight)}"
+    return "; ".join([how, *([sight.why] if sight.why else [])])
 
 
 def seen(*sights: Sight) -> str:
@@ -212,13 +221,11 @@ def seen(*sights: Sight) -> str:
 
 
 def percent(slowdown: float) -> str:
-    """A ratio of times as what it adds, "7 %", while that is read as one.
+    """A ratio of times as what it adds.
 
-    >>> percent(1.155), percent(2.0), percent(12.4)
-    ('15.5 %', '100 %', 'a factor of 12')
+    >>> percent(1.155), percent(2.0)
+    ('15.5 %', '100 %')
     """
-    if slowdown >= words.FACTOR_FROM:
-        return f"a factor of {min(slowdown, words.MOST_FACTOR):,.0f}"
     return f"{100 * (slowdown - 1):.3g} %"
 
 

@@ -316,11 +316,11 @@ def _sight(times: RankTimes, over: Floats, of_changes: Sight, seen: Sight) -> Si
     """Of a rank that has nobody to be compared with only changes are seen."""
     alone = np.isnan(over).all(axis=1).any(axis=0)
     number = list(times.role_of)[int(np.argmax(alone))]
-    if alone.any() and of_changes.smallest_slowdown is not None:
+    if alone.any() and of_changes.sees:
         why = (
             f"rank {number} shares its work with no other, so slow from the first iterations on "
             "it looks like one that has more to do; one that turned slow later by "
-            f"{percent(of_changes.smallest_slowdown)} or more would have been named"
+            f"{percent(of_changes.smallest_slowdown or 1.0)} or more would have been named"
         )
         return Sight(scope="device", smallest_slowdown=None, why=why)
     return of_changes if alone.any() else seen

@@ -28,6 +28,7 @@ from unskew.analytics.core.outcome import (
     OutcomeWord,
     Sight,
     UnexplainedTime,
+    blindness,
     outcome_of,
     since_and_until,
 )
@@ -50,7 +51,7 @@ from unskew.analytics.diagnosis.trace.lost import LOCATED, ORDER, WITHOUT_CAUSE,
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.diagnosis.whole_job import judge_job, times_of
 from unskew.analytics.health.liveness import Suspect
-from unskew.collector.events import COLLECTIVE_KINDS, MOST_SLOWDOWN, PlanApplied, Verdict
+from unskew.collector.events import COLLECTIVE_KINDS, PlanApplied, Verdict
 from unskew.collector.log_gap import dropped_sentence
 
 OR_LONGER = "all ranks are slower alike or their data is longer, which cannot be told without document lengths"
@@ -222,8 +223,8 @@ def _without_replay(of_devices: Sight, of_job: Sight) -> Sight:
     if of_devices.smallest_slowdown is None:
         return of_devices
     between = "what passed between chunks cannot be replayed"
-    if of_job.smallest_slowdown is None or of_job.smallest_slowdown > MOST_SLOWDOWN:
-        why = f"{between}, and {of_job.why or would_have_seen(of_job)}"
+    if not of_job.sees:
+        why = f"{between}, and {blindness(of_job)}"
         return Sight(scope=of_devices.scope, smallest_slowdown=None, why=why)
     why = "; ".join([*([of_devices.why] if of_devices.why else []), f"{between}; by iteration times {would_have_seen(of_job)}"])
     return msgspec.structs.replace(of_devices, why=why)

@@ -23,6 +23,7 @@ NO_PLACES = (
     "stage_imbalance: no messages between ranks and no stages are recorded, so each rank is taken for a replica, and what a "
     "pipeline waits is unexplained"
 )
+OR_ITS_DATA = "a whole replica that is slow cannot be told from its data"
 NO_WEIGHT = (
     "slow_device from the first iterations on, or slow and heavy alike: of one stage without document lengths, data that is "
     "always heavy on a rank looks like a slow device"
@@ -90,11 +91,11 @@ def _with_replicas(section: TraceSection, findings: Findings, options: DetectorO
     slow = {party.rank for one in findings.verdicts for party in one.culprits}
     excess = excess_of(section, section.parts.work_us - section.recording.within_us, slow, options)
     if excess is None:
-        return section, _seeing(findings, "a whole replica that is slow cannot be told from its data")
+        return section, _seeing(findings, OR_ITS_DATA)
     replicas = judge_replicas(section, excess, options, next_number(findings.verdicts))
     smallest = smallest_slowdown(excess, options)
     section = as_slow(msgspec.structs.replace(section, smallest_replica_slowdown=smallest), replicas)
-    findings = _seeing(findings, f"of a whole replica by {percent(smallest)} or more")
+    findings = _seeing(findings, OR_ITS_DATA if smallest is None else f"of a whole replica by {percent(smallest)} or more")
     return section, msgspec.structs.replace(findings, verdicts=(*findings.verdicts, *replicas))
 
 

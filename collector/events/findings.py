@@ -68,7 +68,8 @@ class VerdictClosed(Control, frozen=True, kw_only=True, tag="verdict_closed@1"):
 
 
 MOST_SLOWDOWN = 2.0
-"""Who would only have seen a device at less than half of its speed has not looked."""
+"""Who would only have seen a device at less than half of its speed has not looked: nobody calls a job well in which one may
+take twice as long. For every way of judging."""
 
 
 class DetectionLimit(Control, frozen=True, kw_only=True, tag="detection_limit@1"):

@@ -21,8 +21,8 @@ from unskew.collector.events import (
     VerdictClosed,
 )
 from unskew.collector.outcome_words import (
-    FACTOR_FROM,
-    MOST_FACTOR,
+    HIDDEN,
+    MOST_STATED,
     NO_END,
     NOT_IMPORTED,
     NOTHING,
@@ -36,12 +36,10 @@ HELD = "held_runs"
 """The variable of a connection with the runs that a living controller holds: that is not in the log, and where a file is read
 without us nobody knows it."""
 SET_HELD = f"set variable {HELD} = ?::varchar[]"
+_HELD = f"coalesce(list_contains(getvariable('{HELD}')::varchar[], runs.run), false)"
 _MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
 _UNWRITTEN = "format('{:,} events could not be written', unwritten)"
-_FACTOR = f"format('a factor of {{:,.0f}}', least(smallest_slowdown, {MOST_FACTOR}.0))"
-_PERCENT = (
-    f"case when smallest_slowdown >= {FACTOR_FROM} then {_FACTOR} else format('{{:.3g}} %', 100 * (smallest_slowdown - 1)) end"
-)
+_PERCENT = "format('{:.3g} %', 100 * (smallest_slowdown - 1))"
 _SEEN = f"'a lasting slowdown of any device by ' || {_PERCENT} || ' or more would have been named'"
 
 
@@ -108,16 +106,17 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
             from ended
             union all
             select run, {_text(NO_END)} from all_runs runs
-            where finished_us is null and not coalesce(list_contains(getvariable('{HELD}')::varchar[], run), false)),
+            where finished_us is null and not {_HELD}),
         sight as (
             select runs.run, newest.smallest_slowdown as smallest_slowdown,
                 case when newest.run is not null then nullif(newest.why, '')
                     when runs.clock = 'imported' then {_text(NOT_IMPORTED)}
                     when runs.device = 'simulated' then {_text(SIMULATED)}
-                    when runs.finished_us is not null then {_text(TOO_SHORT)}
+                    when runs.finished_us is not null or not {_HELD} then {_text(TOO_SHORT)}
                     else {_text(WARM_UP)} end as bound,
                 {_SEEN} as seen,
                 case when smallest_slowdown is null then coalesce(bound, {_text(NOTHING)})
+                    when smallest_slowdown > {MOST_STATED} then concat_ws('; ', {_text(HIDDEN.format("any device"))}, bound)
                     when smallest_slowdown > {MOST_SLOWDOWN} then concat_ws('; ', 'only ' || seen, bound) end as blindness
             from all_runs runs left join (select * from detection_limits
                 qualify row_number() over (partition by run order by seq desc) = 1) newest using (run)),

@@ -103,7 +103,7 @@ def hint(snapshot: Snapshot, measure: str) -> str:
 
 
 def _nothing(snapshot: Snapshot) -> str:
-    if snapshot.state.finished is None:
+    if not snapshot.over:
         return "0 judged iterations: the first appear when the predictor is fitted."
     return "0 judged iterations in this window."
 

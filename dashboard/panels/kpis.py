@@ -21,7 +21,7 @@ def show(snapshot: Snapshot) -> None:
     with st.container(horizontal=True, gap="small", key="kpis"):
         if latest is None:
             for label in ("Iterations", "Loss", "Tokens per second", "Iteration time", "Ranks"):
-                _tile(label, "–", "not measured yet" if state.finished is None else "not measured")
+                _tile(label, "–", "not measured" if snapshot.over else "not measured yet")
             return
         target = state.started.options.get("iterations") if state.started else None
         if imported(state):

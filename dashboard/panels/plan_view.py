@@ -160,7 +160,7 @@ def show(snapshot: Snapshot) -> None:
     with card("plan"):
         if state.plan is None:
             title("Plan")
-            empty("0 plans applied." if state.finished is not None else "0 plans applied yet.")
+            empty("0 plans applied." if snapshot.over else "0 plans applied yet.")
             return
         applied, plan = state.plan.event, state.plan.plan
         reason = f": {applied.reason}" if applied.reason else ""

@@ -30,7 +30,7 @@ def show(snapshot: Snapshot) -> None:
 
 
 def _none_yet(snapshot: Snapshot) -> str:
-    if snapshot.state.finished is not None:
+    if snapshot.over:
         return "0 proposals were made in this run."
     return "0 proposals yet. One appears here when a change of plan would repay its cost."
 

@@ -168,6 +168,19 @@ def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
     )
 
 
+def test_a_run_that_lost_its_controller_is_over() -> None:
+    """It was "not fitted yet", and so much time was left."""
+    unfitted = msgspec.structs.replace(judged(0), predicted_us=None)
+    state = after(STARTED, APPLIED, committed(0, 0), unfitted, PROPOSED)
+    assert "p-1 waits for approval" in drawn(state)
+    shown = drawn(msgspec.structs.replace(state, controlled=False))
+    assert "lost" in shown.splitlines()[1]
+    assert "waits for approval" not in shown
+    assert "yet" not in shown
+    assert "left" not in shown
+    assert "the run was over before its iterations could be judged" in " ".join(shown.split())
+
+
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
     silent = {ev.DeviceJoined, ev.CheckpointSaved, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
     assert {kind for kind in ev.CONTROL if sentence_of.dispatch(kind) is sentence_of.dispatch(object)} == silent

@@ -43,6 +43,14 @@ def test_healthy_run_is_called_healthy_and_offers_no_decision(store: Store) -> N
 
 
 @pytest.mark.slow
+def test_a_run_that_lost_its_controller_is_over(store: Store) -> None:
+    runs.healthy(store, iterations=3).close()
+    shown = text(page("healthy"))
+    assert "The controller is gone" in shown
+    assert "0 proposals were made in this run." in shown
+
+
+@pytest.mark.slow
 def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> None:
     writer = runs.slow(store)
     with hold_controller_lock(store, "slow"):

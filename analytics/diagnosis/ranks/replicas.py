@@ -27,6 +27,7 @@ from unskew.analytics.detector.verdicts import MEDIAN_ERROR, UNDECIDED, replica_
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
 from unskew.collector.events import Party, Verdict
+from unskew.collector.outcome_words import MOST_STATED
 
 SURE_SIGMAS = 2.0
 NEXT_STEP = (
@@ -109,10 +110,11 @@ def _noise(least: Array, most: float, floor: float) -> Array:
     return np.asarray(np.maximum(usual, np.sqrt((bounded**2).mean(axis=1) / 2)))
 
 
-def smallest_slowdown(excess: ReplicaExcess, options: DetectorOptions) -> float:
-    """The least that a replica slow in all iterations is named for, in 97 of 100 traces."""
+def smallest_slowdown(excess: ReplicaExcess, options: DetectorOptions) -> float | None:
+    """The least that a replica slow in all iterations is named for, in 97 of 100 traces; None = too much to be stated."""
     error = float(excess.sigma.max()) / sqrt(excess.least.shape[1])
-    return exp(max(options.least_level() + SURE_SIGMAS * MEDIAN_ERROR * error, (excess.test.limits[0] + SURE_SIGMAS) * error))
+    level = max(options.least_level() + SURE_SIGMAS * MEDIAN_ERROR * error, (excess.test.limits[0] + SURE_SIGMAS) * error)
+    return smallest if (smallest := exp(level)) <= MOST_STATED else None
 
 
 def _level(excess: Array, row: int, shift: Stretch) -> float:

@@ -7,7 +7,7 @@ from math import exp
 import msgspec
 import numpy as np
 
-from unskew.analytics.core.outcome import Findings, Sight, percent
+from unskew.analytics.core.outcome import Findings, Sight, is_close, percent
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.stages import stage_verdict
 from unskew.analytics.detector.verdicts import Excess, SpeedChange, slow_verdict
@@ -85,7 +85,8 @@ def _sight(section: TraceSection, options: DetectorOptions) -> Sight:
     change = None if slowness.smallest_change is None else exp(slowness.smallest_change)
     if slowness.smallest is None:
         why = "with one replica and no lengths, a device slow from the first recorded step on looks like a costly stage"
-        later = f"; one that turned slow later by {percent(round(change, 3))} or more would have been named" if change else ""
+        named = f"; one that turned slow later by {percent(round(change or 1.0, 3))} or more would have been named"
+        later = named if is_close(change) else ""
         return Sight(scope="device", smallest_slowdown=None, why=why + later)
     return Sight(scope="device", smallest_slowdown=round(max(exp(slowness.smallest), change or 0.0), 3))
 

@@ -84,9 +84,14 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
         return outcome_of_run(self.run, controlled=self.controlled)
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it: it has ended, or lost its controller."""
+        return self.run.finished is not None or not self.controlled
+
+    @property
     def waiting(self) -> str | None:
         """The proposal that waits for a person."""
-        return self.run.waiting.proposed.proposal if self.run.waiting is not None else None
+        return self.run.waiting.proposed.proposal if self.run.waiting is not None and not self.over else None
 
     @property
     def ranks(self) -> dict[int, RankView]:

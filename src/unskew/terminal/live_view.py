@@ -65,8 +65,9 @@ def _header(state: LiveState, facts: Facts) -> RenderableType:
         title.append(
             f"   {DEVICE_NAMES.get(started.device_kind, started.device)} device, mode {state.run.mode}{_left(state)}", "dim"
         )
-    if finished is not None:
-        title.append(f"   {finished.status}", "bold green" if finished.status == "done" else "bold red")
+    if state.over:
+        status = finished.status if finished is not None else "lost"
+        title.append(f"   {status}", "bold green" if status == "done" else "bold red")
     about = Text("   ").join(Text.assemble((label, "dim"), " ", value) for label, value in facts)
     return Group(title, about)
 
@@ -90,7 +91,7 @@ def _progress(state: LiveState, width: int) -> RenderableType:
     table.add_row("loss", f"{shown.loss:.4f}", Text(sparkline([one.loss for one in past if one.loss is not None]), "cyan"))
     if shown.measured_s is not None:
         table.add_row("time", f"{shown.measured_s:.2f} s", _times(past))
-        table.add_row("predicted", *_prediction(shown.measured_s, shown.predicted_s))
+        table.add_row("predicted", *_prediction(shown.measured_s, shown.predicted_s, over=state.over))
     return table
 
 
@@ -101,15 +102,15 @@ def _count(state: LiveState) -> str:
 def _left(state: LiveState) -> str:
     """The time that the remaining iterations take at the mean of the last ten."""
     recent = [one.measured_s for one in state.past if one.measured_s is not None][-10:]
-    if state.iterations is None or not recent or state.run.finished is not None:
+    if state.iterations is None or not recent or state.over:
         return ""
     seconds = round((state.iterations - state.done) * sum(recent) / len(recent))
     return f"   about {seconds // 60}:{seconds % 60:02d} left"
 
 
-def _prediction(measured: float, predicted: float | None) -> tuple[str, Text]:
+def _prediction(measured: float, predicted: float | None, *, over: bool) -> tuple[str, Text]:
     if predicted is None:
-        return "", Text("not fitted yet", "dim")
+        return "", Text("not fitted" if over else "not fitted yet", "dim")
     off = measured / predicted - 1
     return f"{predicted:.2f} s", Text(f"measured {off:+.0%}".replace("%", " %"), _style(1 + off))
 

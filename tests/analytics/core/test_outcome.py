@@ -80,10 +80,10 @@ def test_well_is_stated_with_what_would_have_been_seen(sights: list[Sight], smal
         ([OF_THE_JOB, BLIND], (), None, "3 iterations are too few"),
         ([Sight(scope="device", smallest_slowdown=3.0)], (), None, "only a lasting slowdown of any device by 200 % or more"),
         (
-            [Sight(scope="device", smallest_slowdown=12.4)],
+            [Sight(scope="device", smallest_slowdown=1234.5)],
             (),
             None,
-            "only a lasting slowdown of any device by a factor of 12",
+            "no lasting slowdown of any device up to ten times would have been named for sure",
         ),
         ([Sight(scope="device", smallest_slowdown=3.0, why="and of a replica")], (), None, "only a lasting slowdown"),
         ([SEES], ("59 iterations are not in the log",), None, "59 iterations are not in the log"),
@@ -117,6 +117,7 @@ def test_of_the_time_lost_nothing_is_said_where_nobody_added_it_up() -> None:
 STARTED = ev.RunStarted(run="r", device="sleep", clock="monotonic", mode="auto", ranks=4, options={}, code="", version="")
 SEEN = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15)
 HARDLY = ev.DetectionLimit(at_iteration=9, smallest_slowdown=3.0)
+NEVER = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1234.5)
 BLINDED = ev.DetectionLimit(at_iteration=20, smallest_slowdown=None, why="the log of the last 5 iterations came too late")
 DONE = ev.RunFinished(status="done", iterations=40)
 CLOSED = ev.VerdictClosed(verdict=1, until_iteration=12, at_iteration=14, reason="well again")
@@ -227,6 +228,7 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         "factor": [msgspec.structs.replace(SEEN, smallest_slowdown=12.4)],
         "endless": [msgspec.structs.replace(SEEN, smallest_slowdown=1e9)],
         "bounded": [msgspec.structs.replace(SEEN, smallest_slowdown=1.155, why="and of links by 20 %")],
+        "never": [NEVER, DONE],
         "hardly": [HARDLY, DONE], "hardly-slow": [HARDLY, verdict("rank 1 is slow"), DONE], "no-reason": [BLIND_ALONE, DONE],
         "failed-unwritten": [SEEN, msgspec.structs.replace(FAILED, unwritten=3)],
         "slow-unwritten": [SEEN, verdict("rank 1 is slow"), msgspec.structs.replace(DONE, unwritten=3)],

@@ -160,10 +160,10 @@ def follow_run(place: Store, name: str) -> None:
         alive = True
         while alive:
             alive = controller_alive(place, name)
+            screen.controlled(alive)
             for entry in follow.poll():
                 screen.feed(entry)
             screen.heard(follow.age_s)
-            screen.controlled(alive)
             screen.tick()
             time.sleep(POLL_S if alive else 0.0)
     if not alive and screen.state.run.started is None and of_somebody(place, name):
