@@ -173,21 +173,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple((ranks, tuple(pieces)) for ranks, pieces in pieces_by.items())
 
     @cached_property
-    def teams(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """(micro-batch, first layer) -> the ranks of the TP group that executes this hop; hops of one rank are not in it."""
-        return {
-            (route.micro_batch, hop.first_layer): hop.ranks for route in self.routes for hop in route.hops if len(hop.ranks) > 1
-        }
+    def teams(self) -> tuple[tuple[int, ...], ...]:
+        """The TP groups that execute something, in the order in which micro-batches pass them; ranks alone are none."""
+        paths = {id(route.hops): route.hops for route in self.routes}  # a layout's routes share them
+        return tuple(dict.fromkeys(hop.ranks for hops in paths.values() for hop in hops if len(hop.ranks) > 1))
 
     @cached_property
     def team_of(self) -> dict[int, tuple[int, ...]]:
         """Rank -> the TP group in which it executes, itself in it; ranks that execute alone, or nothing, are absent."""
-        return {rank: ranks for ranks in self.teams.values() for rank in ranks}
+        return {rank: ranks for ranks in self.teams for rank in ranks}
 
-    @property
+    @cached_property
     def widest(self) -> int:
         """How many members the largest TP group has; 1 = nobody executes with others."""
-        return max(map(len, self.teams.values()), default=1)
+        return max(map(len, self.teams), default=1)
 
     def members_at(self, micro_batch: int, layer: int) -> tuple[int, ...]:
         """The ranks that execute `layer` of this micro-batch, together."""

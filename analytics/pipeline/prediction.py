@@ -90,8 +90,8 @@ def _cores_of(schedule: Schedule, cost: CostModel, spent_us: Array) -> Cores | N
     """What the chunks hold of the cores that are shared; of a tensor-parallel group in the mean over its members."""
     if cost.cores is None:
         return None
-    teams = schedule.plan.teams
-    together = [teams.get((action.micro_batch, action.first_layer), (action.rank,)) for action in schedule.order]
+    team_of = schedule.plan.team_of
+    together = [team_of.get(action.rank, (action.rank,)) for action in schedule.order]
     working = np.array([fmean(1.0 - cost.idle.get(rank, 0.0) for rank in team) for team in together])
     held_us = working.reshape(-1, *[1] * (spent_us.ndim - 1)) * spent_us
     return Cores(cost.cores, held_us, np.array([len(team) for team in together]))
@@ -183,16 +183,16 @@ def alike_finish_us(plan: Plan, route: Route, count: int, costs: LayerCosts, spe
     """[hop, iteration]: when each stage has done the last of `count` micro-batches that all cost what the first one does, in
     a pipeline of its own under 1F1B, whose micro-batches take this `route`. As the schedule of its plan would give it, but what
     chunks take is found once for each hop, and the graph is the same for all pipelines of a form."""
-    pipeline = pipeline_of("1f1b", ranks=len(route.hops), micro_batches=count)
-    actions = [action_of(route, kind, hop) for kind in CHUNK_KINDS[:2] for hop in range(len(route.hops))]
+    pipeline, stages = pipeline_of("1f1b", ranks=len(route.hops), micro_batches=count), len(route.hops)
+    actions = [action_of(route, kind, hop) for kind in CHUNK_KINDS[:2] for hop in range(stages)]
     own = [msgspec.structs.replace(action, micro_batch=0) for action in actions]
     each_us = _chunks_us(plan, own, costs, speeds)
-    of = pipeline.kind * len(route.hops) + pipeline.hop
     ranks = np.array([hop.rank for hop in route.hops], dtype=np.int64)
-    by_rank = ranks[pipeline.hop]
-    deliveries = Deliveries(by_rank[pipeline.given], by_rank, np.zeros_like(pipeline.hop))
-    messages = _messages(plan, costs, deliveries, slice(None))
-    end_us = pipeline.run(each_us[of], messages)[1]
+    senders = np.concatenate([ranks[:1], ranks[:-1], ranks[1:], ranks[-1:]])
+    messages = _messages(plan, costs, Deliveries(senders, np.tile(ranks, 2), np.zeros(2 * stages, dtype=np.int64)), slice(None))
+    of = pipeline.kind * stages + pipeline.hop
+    latency_us, link_us = (us if np.ndim(us) == 0 else np.asarray(us)[of] for us in (messages.latency_us, messages.link_us))
+    end_us = pipeline.run(each_us[of], Messages(latency_us, link_us, messages.blocking))[1]
     return end_us[pipeline.last]
 
 

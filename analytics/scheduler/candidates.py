@@ -128,7 +128,8 @@ def named_layouts(
     )
     held = tuple(_layers_held(plan, groups) for groups in on_duty)
     # Not by `Route.replica`: after a death the replica of a rerouted micro-batch may have nobody on duty.
-    counts = tuple(sum(_passes(route, groups) for route in plan.routes) for groups in on_duty)
+    passed = Counter(map(_path, plan.routes))
+    counts = tuple(passed[_path_through(groups)] for groups in on_duty)
     as_they_are = all(sizes for groups, sizes in zip(on_duty, held, strict=True) if groups) and sum(counts) == len(plan.routes)
     if on_duty != members and as_they_are:
         yield "as it is", crew_layout(as_now(plan, on_duty), held, counts, schedule)
@@ -296,9 +297,14 @@ def two_hold_each_layer(layout: Layout) -> bool:
     return min(held.values(), default=0) > 1
 
 
-def _passes(route: Route, groups: Sequence[Group]) -> bool:
-    """Whether the micro-batch passes just these groups in this order; one that comes up twice in a row has one leg."""
-    return [hop.ranks for hop in route.hops] == [group for group, _ in groupby(groups)]
+def _path(route: Route) -> tuple[Group, ...]:
+    """The groups that the micro-batch passes."""
+    return tuple(hop.ranks for hop in route.hops)
+
+
+def _path_through(groups: Sequence[Group]) -> tuple[Group, ...]:
+    """The same of one that passes just these groups in this order; one that comes up twice in a row has one leg."""
+    return tuple(group for group, _ in groupby(groups))
 
 
 def _layers_held(plan: Plan, groups: Sequence[Group]) -> tuple[int, ...]:
@@ -306,9 +312,9 @@ def _layers_held(plan: Plan, groups: Sequence[Group]) -> tuple[int, ...]:
 
     Where a group comes up twice in a row, its one leg counts as two.
     """
-    runs = [(group, len(list(same))) for group, same in groupby(groups)]
+    runs, path = [(group, len(list(same))) for group, same in groupby(groups)], _path_through(groups)
     for route in plan.routes:
-        if _passes(route, groups):
+        if _path(route) == path:
             sizes = [
                 size for hop, (_, times) in zip(route.hops, runs, strict=True) for size in split_evenly(hop.n_layers, times)
             ]

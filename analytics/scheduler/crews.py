@@ -68,6 +68,7 @@ class Crews:
         self._healthy_us: dict[tuple[str, int], KindTimes] = {}
         self._rank_us: dict[tuple[int, int], KindTimes] = {}
         self._times: dict[Crew, RankTime] = {}
+        self._times_of_form: dict[object, RankTime] = {}
         self._summed_us: dict[int, float] = {}
         self._each_us: dict[tuple[int, int], float] = {}
         known = (costs.cost.chunks, *(place.chunks for place in costs.cost.others))
@@ -137,22 +138,28 @@ class Crews:
         """Each kind of chunk is as long as the slowest member takes, with their sums."""
         if crew not in self._times:
             times = [self._of_rank(rank, len(crew.ranks)) for rank in crew.ranks]
+            # One of those that are as fast and have as much stands for them, and a crew for those with such members.
             alike = {(id(of[0]), weight): (of, weight) for of, weight in zip(times, crew.weights, strict=True)}
-            members = alike.values()  # one of those that are as fast and have as much
-
-            def slowest(part: int, kind: str) -> float:
-                return max([weight * of[part][kind] for of, weight in members])
-
-            kinds = [*self._costs.cost.chunks]
-            layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
-            own_us = {kind: self._own_us(crew.ranks, kind) for kind in kinds} if self._measured_own else {}
-            least_us = tuple(
-                (slowest(0, kind), min([weight * of[1][kind] for of, weight in members]), min(own_us.get(kind, (0.0,))))
-                for kind in kinds
-            )
-            layer_us += self._sums_us(len(crew.ranks))
-            self._times[crew] = RankTime(layer_us, head_us, least_us, sum(map(max, own_us.values())))
+            form = len(crew.ranks), frozenset(alike)
+            if form not in self._times_of_form:
+                self._times_of_form[form] = self._time(crew.ranks, [*alike.values()])
+            self._times[crew] = self._times_of_form[form]
         return self._times[crew]
+
+    def _time(self, ranks: Group, members: Sequence[tuple[KindTimes, float]]) -> RankTime:
+        """Of a crew of these ranks; `members`: what they take of an equal part, and each one's share over that."""
+
+        def slowest(part: int, kind: str) -> float:
+            return max([weight * of[part][kind] for of, weight in members])
+
+        kinds = [*self._costs.cost.chunks]
+        layer_us, head_us = (sum([slowest(part, kind) for kind in kinds]) for part in (0, 1))
+        own_us = {kind: self._own_us(ranks, kind) for kind in kinds} if self._measured_own else {}
+        least_us = tuple(
+            (slowest(0, kind), min([weight * of[1][kind] for of, weight in members]), min(own_us.get(kind, (0.0,))))
+            for kind in kinds
+        )
+        return RankTime(layer_us + self._sums_us(len(ranks)), head_us, least_us, sum(map(max, own_us.values())))
 
     def healthy_us(self, members: int) -> float:
         """F + B of a layer and mean micro-batch on so many healthy members of the reference's class, their sums too."""

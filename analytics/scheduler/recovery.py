@@ -134,7 +134,7 @@ def _holders(plan: Plan, roles: Sequence[Role]) -> list[Holder]:
     """Every living rank that can execute, in exactly one holder; groups that are all there first, then new ones, of parts as
     they are before others."""
     role_of = {role.rank: role for role in roles}
-    groups = dict.fromkeys(ranks for ranks in plan.teams.values() if role_of.keys() >= set(ranks))
+    groups = dict.fromkeys(ranks for ranks in plan.teams if role_of.keys() >= set(ranks))
     holders = [Holder((role,)) for role in roles if role.part is None]
     holders += [Holder(tuple(role_of[rank] for rank in ranks)) for ranks in groups]
     left = [role for role in roles if role.part is not None and not any(role.rank in ranks for ranks in groups)]

@@ -106,7 +106,7 @@ class PlanBench:
             micro_batches=tuple(pipeline.micro_batches for pipeline in layout.pipelines),
             predicted_us=float(price.iteration_us.mean()),
             moved_layers=len(moved),
-            cost_us=self.change_us(plan),
+            cost_us=self._change_us(plan, moved),
             parts=shares_of(layout),
             recompute=tuple(role.rank for role in plan.roles if role.recompute),
             sequence_parallel=tuple(role.rank for role in plan.roles if role.sequence_parallel),
@@ -116,8 +116,10 @@ class PlanBench:
 
     def change_us(self, plan: Plan) -> float:
         """What the change to a plan costs."""
+        return self._change_us(plan, moved_layers(self.current, plan))
+
+    def _change_us(self, plan: Plan, moved: Sequence[tuple[int, float]]) -> float:
         regroup_us = 0.0 if alike(self.current, plan) else self.state.regroup_us
-        moved = moved_layers(self.current, plan)
         return regroup_us + sum(self.state.layer_bytes[layer] * part for layer, part in moved) / self.state.bytes_per_us
 
     def objective(self, candidate: Candidate) -> float:

@@ -38,7 +38,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 
 def to_write(plan: Plan, rank: int) -> list[int]:
     """The layers that `rank` writes: each is written by one of its holders in turn, a rank or a group."""
-    groups = set(plan.teams.values())
+    groups = set(plan.teams)
     written = []
     for layer in plan.role_of[rank].layers:
         parts = plan.parts_of(layer)

@@ -287,7 +287,7 @@ class Rank:
         """
         plan, leaving = record.plan, record.leaving
         start_us, began_ns, waited = self.device.now_us(), time.monotonic_ns(), self.on_standby
-        groups = [*plan.teams.values(), *(ranks for ranks, _ in plan.gradient_groups)]
+        groups = [*plan.teams, *(ranks for ranks, _ in plan.gradient_groups)]
         team = plan.team_of.get(self.rank_spec.rank, ())
         if leaving:
             members = sorted({*plan.ranks, *leaving})

@@ -98,8 +98,10 @@ def members_needed(job: PlannerJob, layers: Ints, micro_batches: Ints, *, again:
 def speeds_at(job: PlannerJob, tables: Floats, layers: Ints, micro_batches: Ints) -> Floats:
     """[..., stages]: each stage's speed at the degree that its memory allows, recomputing where that is faster; 0 where none
     does."""
-    needed = members_needed(job, layers, micro_batches)
-    if needed is None or needed.max(initial=0) <= 1:  # nobody lacks memory
+    most, in_flight = layers.max(initial=0), np.minimum(micro_batches.max(initial=1), layers.shape[-1])
+    roomy = job.capacity_bytes is not None and job.stage_bytes(most, in_flight) <= job.capacity_bytes
+    needed = None if roomy else members_needed(job, layers, micro_batches)
+    if needed is None:  # nobody lacks memory
         return np.broadcast_to(tables[..., 0], layers.shape)
     wide = np.broadcast_to(tables, (*layers.shape, tables.shape[-1]))
 
