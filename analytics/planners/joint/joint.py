@@ -42,8 +42,6 @@ from unskew.analytics.planners.resihp.progressive import plan_progressive
 ROUNDS = 4
 SEARCHED = 32
 """Up to so many distinct slowest replicas are searched from all starts; more are only refined."""
-KEPT = 2
-"""Of each replica so many distinct results of the search are polished."""
 TABLE_CELLS = 4_000_000
 
 
@@ -173,28 +171,19 @@ def refine(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Int
         trial[slowest] = counts[slowest] - 1
         ends = replica_us(job, layers, speeds_at(job, tables, layers, trial), trial)
         ends[slowest] = np.inf
-        takers = np.argsort(ends, kind="stable")[:2]
+        takers, soon_enough_us = np.argsort(ends, kind="stable")[:2], times[slowest] * (1 - 1e-9)
         for taker in takers[takers != slowest].tolist():
-            pair = np.array([slowest, taker])
-            pair_layers, pair_times = best_of(job, search, layers[pair], tables[pair], trial[pair])
-            if pair_times.max() < times[slowest] * (1 - 1e-9):
-                layers[pair], times[pair], counts[pair] = pair_layers, pair_times, trial[pair]
-                moved = True
+            pair = np.array([taker, slowest])
+            # Who takes on more ends too late in most cases: then the other is not looked at.
+            if all(search.best(layers[[one]], tables[[one]], trial[[one]])[1][0] < soon_enough_us for one in pair):
+                layers[pair], times[pair] = search.best(layers[pair], tables[pair], trial[pair])
+                counts[pair], moved = trial[pair], True
                 break
         else:
             if not moved:
                 break
             (layers, times), moved = _polished(job, search, tables, layers, counts), False  # others may be the slowest now
     return layers, counts, float(times.max())
-
-
-def best_of(job: PlannerJob, search: PartitionSearch, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
-    """Layers as they are or from the most promising starts of the search, all polished, whichever ends first."""
-    found = [ends[:KEPT] for ends in search.descents(tables, micro_batches)]
-    owner = np.concatenate([np.arange(len(layers)), np.repeat(np.arange(len(layers)), [len(ends) for ends in found])])
-    tried, times = polish(job, np.concatenate([layers, *found]), tables[owner], micro_batches[owner])
-    best = np.array([min(np.flatnonzero(owner == row), key=lambda at: times[at]) for row in range(len(layers))])
-    return tried[best], times[best]
 
 
 def _polished(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: Ints, counts: Ints) -> tuple[Ints, Floats]:
@@ -206,7 +195,7 @@ def _polished(job: PlannerJob, search: PartitionSearch, tables: Floats, layers: 
         first, inverse = distinct(tables[rows], layers[rows], counts[rows][:, None])
         picked = rows[first]
         if len(picked) <= SEARCHED:
-            better, better_us = best_of(job, search, layers[picked], tables[picked], counts[picked])
+            better, better_us = search.best(layers[picked], tables[picked], counts[picked])
         else:
             better, better_us = polish(job, layers[picked], tables[picked], counts[picked])
         before = times.max()

@@ -143,12 +143,33 @@ POLISHED = 24
 ROWS_AT_ONCE = 2_000_000
 
 
+KEPT = 2
+"""Of each pipeline so many distinct ends of the descents are polished."""
+
+
 class PartitionSearch:
-    """Descents of one job's pipelines; one that was made before is remembered."""
+    """Descents of one job's pipelines, and what is best of them; what was found before is remembered."""
 
     def __init__(self, job: PlannerJob) -> None:
         self._job = job
         self._known: dict[bytes, Ints] = {}
+        self._best: dict[bytes, tuple[Ints, float]] = {}
+
+    def best(self, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
+        """(layers, makespan) of each pipeline: layers as they are or where the descents end, all polished, whichever ends
+        first."""
+        keys = [_key(*row) for row in zip(tables, micro_batches, layers, strict=True)]
+        new = {key: row for row, key in enumerate(keys) if key not in self._best}
+        if new:
+            rows = np.array([*new.values()])
+            ends = [found[:KEPT] for found in self.descents(tables[rows], micro_batches[rows])]
+            owner = np.concatenate([rows, np.repeat(rows, [len(found) for found in ends])])
+            tried, times = polish(self._job, np.concatenate([layers[rows], *ends]), tables[owner], micro_batches[owner])
+            for key, row in new.items():
+                first = min(np.flatnonzero(owner == row), key=lambda at: times[at])
+                self._best[key] = tried[first], float(times[first])
+        found = [self._best[key] for key in keys]
+        return np.array([row for row, _ in found]), np.array([us for _, us in found])
 
     def best_layers(self, tables: Floats, micro_batches: Ints) -> Ints:
         """Layers [n, stages] for pipelines whose stages can do `tables` [n, stages, tp + 2]; none for one that cannot hold the
@@ -158,7 +179,7 @@ class PartitionSearch:
 
     def descents(self, tables: Floats, micro_batches: Ints) -> list[Ints]:
         """Per pipeline the distinct ends [k, stages] of the descents from all its starts, the most promising first."""
-        keys = [table.tobytes() + int(m).to_bytes(8) for table, m in zip(tables, micro_batches, strict=True)]
+        keys = [_key(*row) for row in zip(tables, micro_batches, strict=True)]
         new = {key: row for row, key in enumerate(keys) if key not in self._known}
         owner, starts = list[int](), list[Ints]()
         for row in new.values():
@@ -174,6 +195,11 @@ class PartitionSearch:
                 own = np.flatnonzero(of[ends] == row)
                 self._known[key] = layers[own[np.argsort(bound[own], kind="stable")]]
         return [self._known[key] for key in keys]
+
+
+def _key(table: Floats, micro_batches: int, layers: Ints | None = None) -> bytes:
+    """Of a pipeline, and of layers that it has."""
+    return table.tobytes() + int(micro_batches).to_bytes(8) + (b"" if layers is None else layers.tobytes())
 
 
 def polish(job: PlannerJob, layers: Ints, tables: Floats, micro_batches: Ints) -> tuple[Ints, Floats]:
