@@ -63,10 +63,12 @@ class ChunkTimeRegressor:
         return self
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> ChunkTimeRegressor:  # noqa: N803
-        """Raises `ValueError` where there is nothing to fit: no row, or a time that is not positive."""
+        """Raises `ValueError` where there is nothing to fit: no row, or a time that is not positive and finite."""
         rows, us = _checked(X), np.asarray(y, float)
-        if us.shape != (len(rows),) or not len(us) or not (us > 0).all():
-            raise ValueError(f"y must have one positive time for each of the {len(rows)} rows of X, and there must be one")
+        if us.shape != (len(rows),) or not len(us) or not ((us > 0) & np.isfinite(us)).all():
+            raise ValueError(
+                f"y must have one positive and finite time for each of the {len(rows)} rows of X, and there must be one"
+            )
         solution = solve(data_of(rows, us), huber=self.huber, least_slow=self.least_slow)
         self.coef_, self.terms_, self.left_out_ = solution.coefficients, tuple(solution.terms), solution.left_out
         self.n_features_in_ = len(FEATURES)
@@ -99,4 +101,6 @@ def _checked(X: ArrayLike) -> Floats:  # noqa: N803
     rows = np.asarray(X, float)
     if rows.ndim != 2 or rows.shape[1] != len(FEATURES):
         raise ValueError(f"X must have {len(FEATURES)} columns ({', '.join(FEATURES)}), its shape is {rows.shape}")
+    if not np.isfinite(rows).all():
+        raise ValueError("X must have finite numbers, and has NaN or inf")
     return rows

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from sklearn import base  # type: ignore[import-untyped]  # it ships no types
 from sklearn import model_selection as selection
+from sklearn.utils import estimator_checks  # type: ignore[import-untyped]
 
 from unskew.analytics.core.iteration import Chunk
 from unskew.analytics.core.workload import Work
@@ -58,11 +61,30 @@ def test_what_cannot_be_fitted_or_predicted_is_said_in_a_sentence() -> None:
         ChunkTimeRegressor().predict(rows)
     with pytest.raises(ValueError, match=r"5 columns \(n_layers, has_head, tokens, sum_sq, rank\)"):
         ChunkTimeRegressor().fit(rows[:, :3], times)
-    for wrong in (times[:3], 0 * times):
-        with pytest.raises(ValueError, match="one positive time for each of the 8 rows"):
+    for wrong in (times[:3], 0 * times, np.inf * times, np.nan * times):  # a solver that is given inf may end the process
+        with pytest.raises(ValueError, match="one positive and finite time for each of the 8 rows"):
             ChunkTimeRegressor().fit(rows, wrong)
+    for number in (np.inf, np.nan):
+        with pytest.raises(ValueError, match="NaN or inf"):
+            ChunkTimeRegressor().fit(rows + number, times)
     with pytest.raises(ValueError, match="there must be one"):
         ChunkTimeRegressor().fit(np.zeros((0, len(FEATURES))), [])
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        estimator_checks.check_estimator_cloneable,
+        estimator_checks.check_estimator_repr,
+        estimator_checks.check_no_attributes_set_in_init,
+        estimator_checks.check_parameters_default_constructible,
+        estimator_checks.check_do_not_raise_errors_in_init_or_set_params,
+        estimator_checks.check_valid_tag_types,
+    ],
+)
+def test_scikit_learn_finds_its_conventions(check: Callable[[str, object], None]) -> None:
+    """Those of its own checks that make up no data: theirs has other columns."""
+    check("ChunkTimeRegressor", ChunkTimeRegressor())
 
 
 def test_scikit_learn_clones_it_and_validates_it_over_time() -> None:
