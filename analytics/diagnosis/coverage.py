@@ -208,7 +208,8 @@ def _time_between(log: RunLog) -> pl.DataFrame:
 def _time_in(log: RunLog, kind: str) -> pl.DataFrame:
     """iteration, rank, share of the iteration that the rank's operations of one kind took."""
     mine = _sums(log.trace.operations.filter(kind=kind)).join(log.iterations.drop_nulls(), on="iteration")
-    return mine.select("iteration", "rank", share=pl.col("us") / pl.max_horizontal("iteration_us", pl.lit(1.0)))
+    # What lasts longer than the iteration, as an input that is waited for outside of the timed step, is all of the time.
+    return mine.select("iteration", "rank", share=pl.col("us") / pl.max_horizontal("iteration_us", "us", pl.lit(1.0)))
 
 
 def _sums(operations: pl.DataFrame) -> pl.DataFrame:

@@ -108,7 +108,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         sections, findings, problems = sections_of(log)
         verdicts, sights = findings.verdicts, [findings.sight]
         abstained += problems
-        measured = [(section, time_lost(section, verdicts)) for section in sections]
+        measured, gaps = _measured(sections, verdicts)
         if measured:
             more = named(measured, next_number(verdicts), options_for(log.device_kind).digest)
             beside = tuple(one for one in more if one.cause not in {verdict.cause for verdict in verdicts})
@@ -138,8 +138,8 @@ def diagnose(log: RunLog) -> Diagnosis:
         if seen == "chunks" and not sections and not log.released:
             sights = [_without_replay(sight, findings.sight) for sight in sights]
         if seen == "chunks" and (log.attached or not log.released):
-            gaps = [f"{since_and_until(one)}: {OR_LONGER}" for one in findings.verdicts]
-            abstained += [f"unknown: {gap}" for gap in gaps]
+            longer = [f"{since_and_until(one)}: {OR_LONGER}" for one in findings.verdicts]
+            gaps, abstained = [*gaps, *longer], [*abstained, *(f"unknown: {one}" for one in longer)]
         else:
             verdicts += findings.verdicts
     if findings is not None and findings.of_job is not None:
@@ -173,6 +173,15 @@ def diagnose(log: RunLog) -> Diagnosis:
         looked_at=log.sample.what if log.sample else "",
         status=log.status,
     )
+
+
+def _measured(
+    sections: Sequence[TraceSection], verdicts: Sequence[Verdict]
+) -> tuple[list[tuple[TraceSection, LostTime]], list[str]]:
+    """The sections with where their time was lost, and why some have none."""
+    measured = [(section, time_lost(section, verdicts)) for section in sections]
+    why = [lost.contradiction for _, lost in measured if lost.contradiction]
+    return [(section, lost) for section, lost in measured if not lost.contradiction], why
 
 
 def _taken_over(log: RunLog, verdict: Verdict) -> bool:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.diagnosis.trace.replay import ideal_us, makespan_us
 from unskew.analytics.diagnosis.trace.scenarios import (
     STALL,
@@ -58,18 +59,31 @@ LOCATED = {
 }
 """Where time was lost for which there is no cause, and what is known of it."""
 WITHOUT_CAUSE = {**LOCATED, "unexplained": "is the noise of single chunks, which wait for each other"}
+MOST_BEYOND = 1.1
+"""So much longer than it was may a replay be: clocks and rounding differ by that."""
 ORDER = tuple(cause for cause in (*OF_MACHINES, *OF_WORK) if cause not in LOCATED)
 
 
 class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`, `located` in that of `LOCATED`.
-    `parts`, together, are `measured_us - ideal_us`."""
+    `parts`, together, are `measured_us - ideal_us`. `replayed_us`: what was done, laid out again as it was."""
 
     measured_us: Array
+    replayed_us: Array
     ideal_us: Array
     causes: dict[str, Array]
     located: dict[str, Array]
     unexplained_us: Array
+
+    @property
+    def contradiction(self) -> str:
+        """Why the recording cannot be true, so that no share of its time is: chunks of a rank overlap, or an iteration is over
+        before they are; "" = it can."""
+        times = float(self.replayed_us.sum() / self.measured_us.sum())
+        if times <= MOST_BEYOND and self.ideal_us.sum() >= 0:
+            return ""
+        took = times_as_long(times)
+        return f"the trace contradicts itself: one after the other, what its ranks did takes {took} as its iterations last"
 
     @property
     def parts(self) -> dict[str, Array]:
@@ -101,6 +115,7 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
         ideal, unexplained = ideal + unexplained, np.zeros_like(unexplained)
     return LostTime(
         measured_us=measured,
+        replayed_us=late,
         ideal_us=ideal,
         causes={cause: lost[cause] for cause in ORDER},
         located={place: lost[place] for place in LOCATED},

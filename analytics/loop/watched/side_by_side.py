@@ -235,7 +235,7 @@ def _given_more(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
         more, ratio = float(np.median(both[0] - both[1])), float(np.median(both[0] / both[1]))
         always = float((both[0] > both[1]).mean())
         if more >= LEAST_SHARE * window.iteration_us and always >= 1 - SPIKES:
-            share = more / window.iteration_us
+            share = min(more / window.iteration_us, 1.0)  # by the predictor, which may be wrong
             sentence = (
                 f"rank {rank} is given {ratio:.2f} times the work of the others by its sequence lengths, which costs "
                 f"{100 * share:.1f} % of the time: no device is at fault"

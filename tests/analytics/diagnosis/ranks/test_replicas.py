@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import msgspec
 import numpy as np
 import polars as pl
@@ -15,6 +18,7 @@ from unskew.analytics.diagnosis.causes import named
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.failslow import as_slow
 from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks
+from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.lost import time_lost
 from unskew.analytics.diagnosis.trace.model import Trace, from_operations
 from unskew.analytics.diagnosis.trace.section import record, without_lengths
@@ -89,3 +93,21 @@ def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> N
     assert speeds == {rank: {kind: pytest.approx(1 / times, rel=0.03) for kind in "BF"} for rank, times in slow.items()}
     assert found.smallest_slowdown is not None
     assert found.smallest_slowdown < 1.1
+
+
+def test_a_trace_that_contradicts_itself_states_no_share_of_its_time() -> None:
+    """Chunks of one rank that overlap by nine tenths: 104 % of the time was said to have gone into some of them."""
+    random, rows = np.random.default_rng(0), list[tuple[object, ...]]()
+    for step, replica in itertools.product(range(40), range(3)):
+        now = 10.0 * step
+        for batch, (kind, times) in itertools.product(range(6), (("forward", 0.1), ("backward", 0.2))):
+            took = times * float(np.exp(random.normal(0, 1.0)))
+            rows.append((replica, 0, replica, step, f"{kind}-compute", now, took, batch, 0, batch, 0))
+            now += 0.05 * took
+        rows.append((replica, 0, replica, step, "grads-reduce-scatter", now, 0.05, 0, 0, -1, 0))
+    trace = from_operations(pl.DataFrame(rows, schema=list(NAMES), orient="row"))
+    times = trace.iterations.select("iteration", iteration_us=pl.col("end_us") - pl.col("begin_us"))
+    found = diagnose(RunLog(run="r", device_kind=None, clock="imported", options={}, ranks=3, iterations=times, trace=trace))
+    assert (found.outcome, found.time_lost_s) == ("cannot_be_judged", {})
+    assert "the trace contradicts itself" in found.why
+    assert max(map(float, re.findall(r"([\d.]+) % of (?:the|all) time", found.why)), default=0.0) <= 100
