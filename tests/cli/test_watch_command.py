@@ -20,13 +20,17 @@ from typer.testing import CliRunner
 
 from unskew.analytics.loop.watched import stalled
 from unskew.cli import app
-from unskew.collector.events import RankAttached, RunStarted
+from unskew.collector.events import IterationCommitted, RankAttached, RankDetached, RunStarted, Span
+from unskew.collector.files.manifest import load
+from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.service import sealing
 from unskew.collector.service.collecting import Collector
+from unskew.collector.write import spool
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
 from unskew.commands.train import watch
-from unskew.runtime.attach.outside.command import watch_command
+from unskew.runtime.attach.outside.command import unwatched, watch_command, watch_ranks
 from unskew.runtime.attach.outside.watcher import JobWatcher
 
 SCRIPT = """
@@ -141,12 +145,13 @@ def test_a_command_that_does_not_train_is_passed_through(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--"], ["a-run", "--", "true"], ["--json", "x.json", "a-run"], ["--", "no-such-command"]])
+@pytest.mark.parametrize("words", [["--"], ["a-run", "--", "true"], ["--json", "x.json", "a-run"], ["--", "no-such-command"],
+                                   ["--html", ".", "--", "true"], ["--", ""]])  # fmt: skip
 def test_bad_usage_is_one_sentence(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
     assert done.returncode in {1, 2}
-    assert "watch" in done.stderr or "no-such-command" in done.stderr
+    assert "watch" in done.stderr or "no-such-command" in done.stderr or "--html . cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -193,6 +198,43 @@ def test_a_run_that_was_sealed_before_anybody_judged_it_is_said_to_be(tmp_path: 
     found = CliRunner().invoke(app, ["diagnose", "--store", str(store.root), "job"])
     assert found.exit_code == 2
     assert "run job was never watched" in f"{found.output}{found.exception}"
+
+
+def test_ranks_of_which_a_part_is_sealed_while_they_write_are_judged_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a dashboard's collector had sealed the first 12 MB of a job, nobody could judge the rest of it."""
+    monkeypatch.setattr(sealing, "SEAL_BYTES", 1)
+    monkeypatch.setattr(spool, "ROTATE_EVENTS", 20)
+    store, commits = Store(tmp_path / "store"), list[int]()
+    writer = SpoolWriter(store, "job", "rank-0000.7")
+    writer.append(RankAttached(rank=0, ranks=1, node="n", pid=7))
+    collecting = Collector(store)
+    for iteration in range(40):
+        for kind in ("F", "B"):
+            span = Span(kind=kind, device="n:0", rank=0, plan_version=0, attempt=0, iteration=iteration,
+                        start_us=9 * iteration, wall_us=4, micro_batch=0, compute_us=4)  # fmt: skip
+            writer.append(span)
+        writer.append(
+            IterationCommitted(iteration=iteration, plan_version=0, attempt=0, rank=0, loss=1.0, tokens=1,
+                               start_us=9 * iteration, wall_us=9, log_complete=True)
+        )  # fmt: skip
+        assert writer.hand_over(5.0)
+        if iteration == 30:
+            collecting.step()
+    collecting.close()
+    assert load(store).sealed
+    assert unwatched(store, "job")
+    writer.append(RankDetached(rank=0, pid=7))
+    writer.close()
+
+    def take(entry: Entry) -> None:
+        if isinstance(entry.event, IterationCommitted):
+            commits.append(entry.event.iteration)
+
+    code, end = watch_ranks(store, "job", on_entry=take)
+    assert (code, end and end.status, end and end.iterations) == (0, "done", 40)
+    assert commits == list(range(40))
 
 
 def test_a_fault_of_ours_costs_the_command_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from types import FrameType
 
 from unskew.collector.events import RunFinished
 from unskew.collector.files import manifest
-from unskew.collector.files.segment import first_seq, segment_names
+from unskew.collector.files.segment import first_seq, segment_name, segment_names
 from unskew.collector.files.tail import Entry
 from unskew.collector.locks import HeldLock
 from unskew.collector.paths import Store, StoreError
@@ -114,13 +114,19 @@ def watch_command(
 
 
 def unwatched(store: Store, run: str) -> bool:
-    """Whether ranks that somebody else has started write this run, from its beginning, and nobody has judged it."""
+    """Whether ranks that somebody else has started write this run, from its beginning, and nobody has judged it. While they
+    write, the spool keeps what a collector has sealed of it."""
     folder = store.spool(run)
     writers = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     ranks = [path for path in writers if path.name.startswith("rank-")]
     whole = all(first_seq(name) == 0 for path in ranks for name in segment_names(path)[:1])
-    judged = any("@" in path.name for path in writers) or any(one.run == run for one in manifest.load(store).sealed)
-    return bool(ranks) and whole and not judged
+    judged = any("@" in path.name for path in writers)
+    kept = all(
+        one.replaces and all((folder / file.writer / segment_name(file.segment)).is_file() for file in one.replaces)
+        for one in manifest.load(store).sealed
+        if one.run == run
+    )
+    return bool(ranks) and whole and kept and not judged
 
 
 def watch_ranks(

@@ -29,6 +29,7 @@ from unskew.commands.common import (
     store_runs,
     the_run,
     warn,
+    writable,
     write_json,
 )
 
@@ -65,7 +66,13 @@ def watch(
     json: JsonOption = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a report of the run, one file, at its end.", show_default=False),
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a report of the run, one file, at its end.",
+            show_default=False,
+            callback=writable,
+        ),
     ] = None,
     mode: Annotated[
         Mode | None, typer.Option("--mode", help="Whether advice is only shown, asked for, or applied.", show_default="observe")
@@ -91,7 +98,7 @@ def watch(
             return
         follow_run(place, name)
         write_report(place, name, html)
-    elif not command or run is not None:
+    elif not any(command[:1]) or run is not None:
         refuse("behind -- a command is needed, and no run before it: unskew watch -- torchrun --nproc-per-node 2 train.py")
     else:
         from unskew.runtime.attach.acting import ActOptions
