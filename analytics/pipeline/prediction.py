@@ -201,9 +201,10 @@ def _messages_of_groups(plan: Plan, costs: LayerCosts, deliveries: Deliveries, i
     where all members need all of it."""
     cost, team_of = costs.cost, plan.team_of
     more_us = {(one.sender, one.receiver): one.more_us for one in cost.slow_links}
-    links, of_link = np.unique(np.stack([deliveries.senders, deliveries.receivers]), axis=1, return_inverse=True)
-    of_link = of_link.ravel()
-    groups = [(team_of.get(sender, (sender,)), team_of.get(receiver, (receiver,))) for sender, receiver in links.T.tolist()]
+    links = [*zip(deliveries.senders.tolist(), deliveries.receivers.tolist(), strict=True)]
+    number = {link: at for at, link in enumerate(dict.fromkeys(links))}
+    of_link = np.array([number[link] for link in links], dtype=np.int64)
+    groups = [(team_of.get(sender, (sender,)), team_of.get(receiver, (receiver,))) for sender, receiver in number]
     carried = [shares(*link) for link in groups]
     largest = np.array([max(one.values()) for one in carried])[of_link]
     more = np.array([max((more_us.get(pair, 0.0) for pair in one), default=0.0) for one in carried])[of_link]

@@ -339,13 +339,13 @@ def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str
     """One step from `layout`: a layer, or a member, between two crews of replica `busiest`, or a micro-batch from it to another
     replica; what it is called, and the pipelines that it changes."""
     busy = layout.pipelines[busiest]
-    names = [Crew(group).name for group in busy.groups]
+    name_of = {group: Crew(group).name for group in busy.groups}
     for giver, size in enumerate(busy.layers):
-        for taker, name in enumerate(names):
+        for taker, group in enumerate(busy.groups):
             if giver != taker and size > 1:
                 moved = tuple(size - (s == giver) + (s == taker) for s, size in enumerate(busy.layers))
                 changed = msgspec.structs.replace(busy, layers=moved)
-                yield f"refined: a layer from {names[giver]} to {name}", {busiest: changed}
+                yield f"refined: a layer from {name_of[busy.groups[giver]]} to {name_of[group]}", {busiest: changed}
     for giving in dict.fromkeys(group for group in busy.groups if len(group) > 1):
         for taking in dict.fromkeys(group for group in busy.groups if group != giving):
             for rank in giving:
@@ -355,7 +355,7 @@ def neighbours(layout: Layout, busiest: int, crews: Crews) -> Iterator[tuple[str
                         taking: crews.cut((*taking, rank)),
                     }
                     changed = _with_crews(busy, new)
-                    yield f"refined: rank {rank} from {Crew(giving).name} to {Crew(taking).name}", {busiest: changed}
+                    yield f"refined: rank {rank} from {name_of[giving]} to {name_of[taking]}", {busiest: changed}
     for taker, other in enumerate(layout.pipelines):
         if taker != busiest and other.micro_batches > 0 and busy.micro_batches > 1:
             counts = ((busy, busy.micro_batches - 1), (other, other.micro_batches + 1))

@@ -313,13 +313,13 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
     best, last = layouts[layout]
     improved = bool(alone) and "local search" not in options.without
     while improved:
-        improved = False
+        improved, best_us = False, bench.objective(best)
         steps = [*neighbours(layout, last, bench.crews)]
         least_us = bench.least_us(pipeline for _, changed in steps for pipeline in changed.values())
         for name, changed in steps:
             if bench.pricing.scheduled_actions >= options.search_actions:
                 break
-            if max(least_us[pipeline] for pipeline in changed.values()) >= bench.objective(best):
+            if max(least_us[pipeline] for pipeline in changed.values()) >= best_us:
                 continue
             pipelines = tuple(changed.get(replica, one) for replica, one in enumerate(layout.pipelines))
             neighbour = msgspec.structs.replace(layout, pipelines=pipelines)
@@ -328,7 +328,7 @@ def best_of(bench: PlanBench, options: SchedulerOptions) -> Candidate:
             if not bench.may(neighbour) or not bench.fitted(name, neighbour):
                 continue
             candidate, finishes_last = bench.score(name, neighbour)
-            if bench.objective(candidate) < bench.objective(best):
+            if bench.objective(candidate) < best_us:
                 layout, best, last, improved = neighbour, candidate, finishes_last, True
                 break
     if bench.state.origin.orders:
