@@ -2,7 +2,8 @@
 diagnosis of its traces and of its tables.
 
 `python examples/profile_ddp.py [FOLDER]` starts two ranks on this machine (Gloo, CPU) with torchrun and imports what they
-wrote; `--slow forward|backward|loader` makes rank 1 late in each step, by 40 ms unless `--late-ms` says otherwise.
+wrote; `--slow forward|backward|loader` makes rank 1 late in each step, by 40 ms unless `--late-ms` says otherwise, and with
+`--micro-batches 4` gradients are accumulated over so many (`no_sync()`) before they are reduced.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Rows(Dataset[torch.Tensor]):
         return self.rows[index]
 
 
-def train(folder: Path, slow: str, late_s: float) -> None:
+def train(folder: Path, slow: str, late_s: float, micro_batches: int) -> None:
     """One rank of the job."""
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -84,26 +85,35 @@ def train(folder: Path, slow: str, late_s: float) -> None:
     with torch.profiler.profile(schedule=window, on_trace_ready=save) as profiler:
         for x in DataLoader(Rows(late["loader"]), batch_size=BATCH):
             optimizer.zero_grad()
-            (model(x) - x).square().mean().backward()
+            *before, last = x.chunk(micro_batches)
+            with model.no_sync():
+                for part in before:
+                    (model(part) - part).square().mean().backward()
+            (model(last) - last).square().mean().backward()
             optimizer.step()
             profiler.step()
     with (tables / f"times-rank{rank}.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["step", "seconds", *PARTS], *timed(model, optimizer, Rows(late["loader"]))])
+        csv.writer(file).writerows([["step", "seconds", *PARTS], *timed(model, optimizer, Rows(late["loader"]), micro_batches)])
     dist.destroy_process_group()
 
 
-def timed(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rows: Rows) -> Iterator[list[float]]:
+def timed(
+    model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rows: Rows, micro_batches: int
+) -> Iterator[list[float]]:
     """Step, its seconds and those of its parts; the gradients are reduced by hand behind a backward pass timed apart."""
     batches = iter(DataLoader(rows, batch_size=BATCH))
     for step in range(STEPS):
         moments = [time.perf_counter()]
         x = next(batches)
+        optimizer.zero_grad()
         moments.append(time.perf_counter())
+        forward_s = 0.0
         with model.no_sync():
-            loss = (model(x) - x).square().mean()
-            moments.append(time.perf_counter())
-            optimizer.zero_grad()
-            loss.backward()
+            for part in x.chunk(micro_batches):
+                began = time.perf_counter()
+                loss = (model(part) - part).square().mean()
+                forward_s += time.perf_counter() - began
+                loss.backward()
         moments.append(time.perf_counter())
         for gradient in [parameter.grad for parameter in model.parameters() if parameter.grad is not None]:
             dist.all_reduce(gradient)
@@ -111,7 +121,8 @@ def timed(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, rows
         moments.append(time.perf_counter())
         optimizer.step()
         moments.append(time.perf_counter())
-        yield [step, moments[-1] - moments[0], *(after - before for before, after in pairwise(moments))]
+        waited_s, passes_s, *rest_s = (after - before for before, after in pairwise(moments))
+        yield [step, moments[-1] - moments[0], waited_s, forward_s, passes_s - forward_s, *rest_s]
 
 
 def main() -> None:
@@ -119,10 +130,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("own-ddp"))
     parser.add_argument("--slow", choices=["nothing", "forward", "backward", "loader"], default="nothing")
     parser.add_argument("--late-ms", type=float, default=40.0)
+    parser.add_argument("--micro-batches", type=int, default=1)
     options = parser.parse_args()
     store = ["--store", str(options.folder / "store")]
     if "LOCAL_RANK" in os.environ:  # torchrun has started this process as a rank
-        train(options.folder, options.slow, options.late_ms / 1e3)
+        train(options.folder, options.slow, options.late_ms / 1e3, options.micro_batches)
         # torch 2.13: a thread of Gloo that lets go of its last tensor while Python ends aborts the process, five times in 33.
         os._exit(0)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

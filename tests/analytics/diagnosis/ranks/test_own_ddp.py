@@ -163,10 +163,12 @@ def test_workers_that_wait_for_nobody_are_judged_by_their_step_times(tmp_path: P
 
 @pytest.mark.alone
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("part", PARTS)
-def test_a_real_job_under_torchrun_recorded_as_the_guide_says(tmp_path: Path, part: Part) -> None:
-    """By the profiler, and by a table with the backward pass timed apart from the all-reduce."""
-    slow = [str(EXAMPLES / "profile_ddp.py"), str(tmp_path), "--slow", part]
+@pytest.mark.parametrize(("part", "micro_batches"), [*((part, 1) for part in PARTS), ("nothing", 4), ("backward", 4)])
+def test_a_real_job_under_torchrun_recorded_as_the_guide_says(tmp_path: Path, part: Part, micro_batches: int) -> None:
+    """By the profiler, and by a table with the backward pass timed apart from the all-reduce; of several micro-batches the
+    gradients are accumulated, and reduced in the last one's backward pass."""
+    accumulated = ["--micro-batches", str(micro_batches)]
+    slow = [str(EXAMPLES / "profile_ddp.py"), str(tmp_path), "--slow", part, *accumulated]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *slow]
     done = subprocess.run(torchrun, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
