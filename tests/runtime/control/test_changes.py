@@ -17,11 +17,15 @@ from unskew.analytics.replay.replay import replay
 from unskew.collector.command import Command
 from unskew.collector.events import (
     CommandRefused,
+    DeviceLost,
     FaultInjected,
     IterationJudged,
     ModeChanged,
+    Note,
     PlanApplied,
     PlanApproved,
+    PlanExpired,
+    PlanIssued,
     PlanProposed,
     PlanRejected,
     PlanScored,
@@ -33,6 +37,7 @@ from unskew.collector.events import (
 from unskew.collector.files.tail import Entry
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import CommandError, send
+from unskew.dashboard.panels.headline import _of_proposal
 from unskew.edge.recorded_run import recorded_run
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
@@ -118,6 +123,60 @@ def test_a_limit_of_auto_that_is_reached_is_said_and_a_person_decides(tmp_path: 
     assert reached.reason == "mode auto makes 1 changes in 1000 iterations at most, which are made"
     assert reached.command == f"approve {second.proposal}"
     assert [one.proposal for one in run.of(PlanApplied)] == ["", first.proposal, second.proposal]
+
+
+def test_a_limit_of_auto_that_passes_is_said_and_training_gets_plans_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device turns slow and healthy again and again, more often than auto may change the plan."""
+    twice = partial(ApprovalQueue, limits=AutoLimits(most_changes=2, within=40))
+    monkeypatch.setattr("unskew.analytics.loop.controller_state.ApprovalQueue", twice)
+    said: list[tuple[str, ...]] = []
+
+    def look(run: Run, entry: Entry) -> None:
+        if isinstance(entry.event, Note) and entry.event.by == "auto":
+            said.append(tuple(text for text, _ in _of_proposal(reduce(fold, run.events, RunState()))))
+
+    run = train(tmp_path, f"{SLOW},every=18,on=9", base=light(LONG_CHUNKS), iterations=90, mode="auto", on_event=look)
+    at = [issued.watermark or 0 for issued in run.of(PlanIssued) if issued.optional]
+    assert len(at) > 2
+    assert all(third - first >= 40 for first, third in zip(at, at[2:], strict=False))
+    waits = f"waits until iteration {at[0] + 40}: mode auto makes 2 changes in 40 iterations at most"
+    notes = [note for note in run.of(Note) if note.text.endswith(waits)]
+    assert [note.text for note in notes] == [f"{note.proposal} {waits}" for note in notes] != []
+    assert len({note.proposal for note in notes}) == len(notes), "once for each"
+    assert said[: len(notes)] == [(note.text,) for note in notes], "the headline has it"
+    assert {one.by for one in run.of(PlanApproved)} == {"auto"}
+    with open_store(run.store) as reader:
+        assert replay(recorded_run(reader, run.id)).differences == ()
+
+
+def test_a_death_is_answered_while_a_proposal_waits_and_the_next_one_waits_for_both(tmp_path: Path) -> None:
+    waiting: list[tuple[str, frozenset[int], list[str]]] = []
+
+    def look(run: Run, entry: Entry) -> None:
+        event = entry.event
+        if isinstance(event, PlanProposed) and event.optional:
+            state = reduce(fold, run.events, RunState())
+            assert state.waiting is not None
+            causes = [one.verdict.cause for one in state.by_urgency]
+            waiting.append((state.waiting.proposed.proposal, frozenset(state.waiting.answers), causes))
+            if run.of(DeviceLost):
+                send(run.store, run.id, Command(kind="approve", run=run.id, by="mira", target=event.proposal, reason="it pays"))
+
+    faults = SLOW, "kill:rank=2,at=24"
+    run = train(tmp_path, *faults, base=light(LONG_CHUNKS), iterations=50, mode="approve", on_event=look)
+    first, recovery, better, *_ = run.of(PlanProposed)
+    assert run.of(PlanExpired)[0] == PlanExpired(proposal=first.proposal, reason="rank 2 was lost")
+    assert [(one.proposal, one.by) for one in run.of(PlanApproved)][:2] == [
+        (recovery.proposal, "controller"), (better.proposal, "mira"),
+    ]  # fmt: skip
+    assert [one.proposal for one in run.of(PlanApplied)][:3] == ["", recovery.proposal, better.proposal]
+    slow, dead = (one.verdict for one in run.of(Verdict)[:2])
+    assert waiting[:2] == [
+        (first.proposal, frozenset({slow}), ["slow_device"]),
+        (better.proposal, frozenset({slow, dead}), ["slow_device", "dead"]),
+    ]
 
 
 class ChangesTheirMind:
