@@ -98,7 +98,10 @@ def _end_unfinished(store: Store, database: duckdb.DuckDBPyConnection, run: str)
     if not started or ended:
         return False
     log = ControlStream(store, run, stream, writer)
-    why = "its controller was gone without a word: it was killed, or its machine; the collector ended the run"
+    why = (
+        "its controller was gone without a word: it was killed, or its machine, or its disk was full; what the log lacks of "
+        "its end is not known; the collector ended the run"
+    )
     log.add(RunFinished(status="failed", iterations=iterations, reason=why), actor=ENDED_BY)
     log.close()
     return True

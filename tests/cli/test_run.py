@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from support.processes import processes_of
 from support.training.runtime_runs import wait_until
 from support.training.warm_processes import warm_process
 from typer.testing import CliRunner
@@ -180,6 +181,72 @@ def test_on_a_disk_of_600_kb_a_run_is_not_done_and_everything_says_so(tmp_path: 
         outcome = "cannot_be_judged"
     assert diagnosed["outcome"] == outcome
     assert printed["page"].startswith("Cannot be judged: ") is (outcome == "cannot_be_judged")
+
+
+LOOK = """
+import os, sys
+from typer.testing import CliRunner
+from unskew.cli import app
+from unskew.dashboard import data
+from unskew.dashboard.panels.headline import decide
+
+store, answer = ["--store", os.environ["UNSKEW_STORE"]], sys.argv[1]
+asked = ["store", "check", *store], ["diagnose", "--json", answer, *store]
+codes = [CliRunner().invoke(app, words).exit_code for words in asked]
+(run,) = data.runs().iter_rows(named=True)
+headline = decide(data.snapshot(run["run"]))
+print(*codes, run["status"], run["outcome"], headline.tone, headline.sentence, *headline.notes, sep="|")
+"""
+
+
+@pytest.mark.limit(180)
+@pytest.mark.parametrize("killed", ["controller", "collector"])
+def test_who_is_killed_while_the_disk_is_full_leaves_no_run_that_is_done(killed: str, tmp_path: Path) -> None:
+    """Looked at with the disk full, then with room on it, when another collector has been there. Of ranks:
+    tests/runtime/node/test_full_disk.py."""
+    disk, into = tmp_path / "disk", {name: tmp_path / name for name in ("full", "go", "rc", "err", "looked")}
+    disk.mkdir()
+    store = f"{disk}/store"
+    look = f"UNSKEW_STORE={store} {sys.executable} -P -c {shlex.quote(LOOK)} {tmp_path}/diagnosis.json"
+    options = "--iterations 300 --checkpoint-every 0 --controller-wait 0 --no-dashboard --store"
+    run = unskew(*SMALL, *options.split(), store)
+    collect = [sys.executable, "-P", "-m", "unskew.collector.service.process", "--store", store]
+    script = f"""
+        mount -t tmpfs -o size=4m none {disk} || exit 77
+        {shlex.join(run)} >/dev/null 2>{into["err"]} &
+        until [ $(cat {store}/spool/*/rank*/*.jsonl 2>/dev/null | wc -c) -gt 40000 ]; do sleep 0.02; done
+        dd if=/dev/zero of={disk}/ballast bs=4k 2>/dev/null; touch {into["full"]}
+        until [ -e {into["go"]} ]; do sleep 0.02; done
+        wait $!; echo $? >{into["rc"]}
+        {look} >>{into["looked"]} 2>>{into["err"]}
+        rm {disk}/ballast; timeout 4 {shlex.join(collect)} >/dev/null 2>>{into["err"]}
+        {look} >>{into["looked"]} 2>>{into["err"]}
+    """
+    if (unshare := shutil.which("unshare")) is None:
+        pytest.skip("there is no unshare here, which makes the disk")
+    with subprocess.Popen([unshare, "--user", "--map-root-user", "--mount", "sh", "-c", script]) as inside:
+        if not wait_until(lambda: into["full"].exists() or inside.poll() is not None, 60) or inside.poll() is not None:
+            inside.kill()
+            pytest.skip("no disk of one's own can be mounted here")
+        module = {"controller": "unskew", "collector": "unskew.collector.service.process"}[killed]
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in processes_of(store)}
+        victims = [pid for pid, words in commands.items() if words[:4] == [sys.executable, "-P", "-m", module]]
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        into["go"].touch()
+        inside.wait(120)
+    assert len(victims) == 1
+    assert int(into["rc"].read_text()) == {"controller": 137, "collector": 1}[killed]
+    assert "Traceback" not in into["err"].read_text()
+    looked = into["looked"].read_text().splitlines()
+    assert len(looked) == 2
+    for line in looked:
+        check, diagnosis, status, outcome, tone, *words = line.split("|")
+        assert (check, diagnosis, tone) == ("1", "0", "bad"), line
+        assert status in ("unfinished", "failed", "incomplete"), line
+        assert outcome in ("cannot_be_judged", "wrong"), line
+        said = "controller is gone|controller was gone without a word|disk is full|log is incomplete"
+        assert re.search(said, " ".join(words)), line
 
 
 @pytest.mark.limit(120)

@@ -51,6 +51,7 @@ def test_the_next_collector_ends_a_run_whose_controller_was_killed(tmp_path: Pat
     assert found["foreign"][0] == found["going-on"][0] == "unfinished"
     assert found["killed"][:2] == ("failed", 3)
     assert "its controller was gone without a word" in found["killed"][2]
+    assert "or its disk was full; what the log lacks of its end is not known" in found["killed"][2]
     # A controller that was killed, or whose disk was full, may have cost the log its end, whoever ends the run later.
     assert named == [f"run {run}: {NO_END}" for run in ("foreign", "killed")]
     assert f"run going-on: {NO_END}" in [finding.sentence for finding in check(store, mend=False).findings]
