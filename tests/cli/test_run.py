@@ -245,8 +245,8 @@ def test_who_is_killed_while_the_disk_is_full_leaves_no_run_that_is_done(killed:
         assert (check, diagnosis, tone) == ("1", "0", "bad"), line
         assert status in ("unfinished", "failed", "incomplete"), line
         assert outcome in ("cannot_be_judged", "wrong"), line
-        said = "controller is gone|controller was gone without a word|disk is full|log is incomplete"
-        assert re.search(said, " ".join(words)), line
+        stated = "controller is gone|controller was gone without a word|disk is full|log is incomplete"
+        assert re.search(stated, " ".join(words)), line
 
 
 @pytest.mark.limit(120)

@@ -131,11 +131,11 @@ def test_a_limit_of_auto_that_passes_is_said_and_training_gets_plans_again(
     """A device turns slow and healthy again and again, more often than auto may change the plan."""
     twice = partial(ApprovalQueue, limits=AutoLimits(most_changes=2, within=40))
     monkeypatch.setattr("unskew.analytics.loop.controller_state.ApprovalQueue", twice)
-    said: list[tuple[str, ...]] = []
+    stated: list[tuple[str, ...]] = []
 
     def look(run: Run, entry: Entry) -> None:
         if isinstance(entry.event, Note) and entry.event.by == "auto":
-            said.append(tuple(text for text, _ in _of_proposal(reduce(fold, run.events, RunState()))))
+            stated.append(tuple(text for text, _ in _of_proposal(reduce(fold, run.events, RunState()))))
 
     run = train(tmp_path, f"{SLOW},every=18,on=9", base=light(LONG_CHUNKS), iterations=90, mode="auto", on_event=look)
     at = [issued.watermark or 0 for issued in run.of(PlanIssued) if issued.optional]
@@ -145,7 +145,7 @@ def test_a_limit_of_auto_that_passes_is_said_and_training_gets_plans_again(
     notes = [note for note in run.of(Note) if note.text.endswith(waits)]
     assert [note.text for note in notes] == [f"{note.proposal} {waits}" for note in notes] != []
     assert len({note.proposal for note in notes}) == len(notes), "once for each"
-    assert said[: len(notes)] == [(note.text,) for note in notes], "the headline has it"
+    assert stated[: len(notes)] == [(note.text,) for note in notes], "the headline has it"
     assert {one.by for one in run.of(PlanApproved)} == {"auto"}
     with open_store(run.store) as reader:
         assert replay(recorded_run(reader, run.id)).differences == ()
