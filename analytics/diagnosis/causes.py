@@ -150,13 +150,12 @@ def _spread(sections: Sequence[tuple[TraceSection, LostTime]]) -> Mapping[str, f
 
 
 def _stage_means(sections: Sequence[tuple[TraceSection, LostTime]]) -> dict[int, float]:
-    """Stage -> mean time of a micro-batch on it, all kinds of work together (us)."""
+    """Stage -> mean time of a micro-batch on it, all kinds of work together, on healthy machines (us)."""
     found: dict[int, list[float]] = {}
-    for section, _ in sections:
+    for section, lost in sections:
         for stage in section.stages:
-            work = section.parts.work_us
             found.setdefault(stage, []).append(
-                sum(float(work[members].mean()) for (_, of), members in section.cells.items() if of == stage)
+                sum(float(lost.healthy_us[members].mean()) for (_, of), members in section.cells.items() if of == stage)
             )
     return {stage: float(np.mean(values)) for stage, values in sorted(found.items())}
 

@@ -21,7 +21,7 @@ not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -66,10 +66,12 @@ ORDER = tuple(cause for cause in (*OF_MACHINES, *OF_WORK) if cause not in LOCATE
 
 class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`, `located` in that of `LOCATED`.
-    `parts`, together, are `measured_us - ideal_us`. `replayed_us`: what was done, laid out again as it was."""
+    `parts`, together, are `measured_us - ideal_us`. `replayed_us`: what was done, laid out again as it was. `healthy_us`
+    [operation, iteration]: what operations would have taken on machines that nothing was wrong with."""
 
     measured_us: Array
     replayed_us: Array
+    healthy_us: Array
     ideal_us: Array
     causes: dict[str, Array]
     located: dict[str, Array]
@@ -116,6 +118,7 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
     return LostTime(
         measured_us=measured,
         replayed_us=late,
+        healthy_us=healthy,
         ideal_us=ideal,
         causes={cause: lost[cause] for cause in ORDER},
         located={place: lost[place] for place in LOCATED},
@@ -143,9 +146,10 @@ def without(cause: str, section: TraceSection, work: Array, verdicts: Sequence[V
         work = work - section.recording.longer_us
     if cause == "gc_pause":
         work = np.where(section.recording.graph.where(kind="gc")[:, None], 0.0, work)
-    for verdict in verdicts:
-        if verdict.cause == cause:
-            work = np.where(_iterations(section, verdict), _healed(section, work, verdict), work)
+    mine = [verdict for verdict in verdicts if verdict.cause == cause]
+    slow = {party.rank for verdict in mine for party in verdict.culprits if party.rank is not None}
+    for verdict in mine:
+        work = np.where(_iterations(section, verdict), _healed(section, work, verdict, slow), work)
     return work
 
 
@@ -164,11 +168,11 @@ def _late_for_cores(section: TraceSection) -> Array:
     return late
 
 
-def _healed(section: TraceSection, work: Array, verdict: Verdict) -> Array:
-    """Work when the devices, links and replicas that the verdict names are like the others."""
+def _healed(section: TraceSection, work: Array, verdict: Verdict, slow: Collection[int]) -> Array:
+    """Work when the devices, links and replicas that the verdict names are like the others, of which these are slow, too."""
     for party in verdict.culprits:
         if party.rank is not None and party.rank in section.ranks:
-            work = healthy_device(section, work, party.rank)
+            work = healthy_device(section, work, party.rank, slow)
         if party.link is not None:
             work = even_links(section, work, [party.link])
         if party.replica is not None:

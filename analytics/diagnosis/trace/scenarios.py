@@ -7,7 +7,7 @@ workload is not multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -54,13 +54,15 @@ def without_pattern(section: TraceSection, work_us: Array) -> Array:
     return changed
 
 
-def healthy_device(section: TraceSection, work_us: Array, rank: int) -> Array:
+def healthy_device(section: TraceSection, work_us: Array, rank: int, slow: Collection[int] = ()) -> Array:
     """`rank` is as fast as its peers: its chunks take what their workload lets expect, times what the other ranks of its stage
-    (where there are none: of all stages) took over that."""
+    (where there are none: of all stages) took over that. Those that are `slow` themselves are no measure of it."""
     changed = work_us.copy()
-    operations = section.recording.graph.operations
+    operations, unfit = section.recording.graph.operations, {rank, *slow}
     everywhere = {
-        kind: [i for (of, _), members in section.cells.items() if of == kind for i in members if operations[i].rank != rank]
+        kind: [
+            i for (of, _), members in section.cells.items() if of == kind for i in members if operations[i].rank not in unfit
+        ]
         for kind in section.kinds
     }
     cheapest = _cheapest_us(section, work_us)
@@ -68,7 +70,7 @@ def healthy_device(section: TraceSection, work_us: Array, rank: int) -> Array:
         mine = [i for i in members if operations[i].rank == rank]
         if not mine:
             continue
-        others = [i for i in members if operations[i].rank != rank] or everywhere[kind]
+        others = [i for i in members if operations[i].rank not in unfit] or everywhere[kind]
         pace = np.median(work_us[others] / section.expected_us[others]) if others else 1.0
         changed[mine] = np.maximum(pace * section.expected_us[mine], cheapest[kind])
     return changed

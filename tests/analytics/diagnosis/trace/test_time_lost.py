@@ -132,6 +132,35 @@ def test_what_others_wait_in_their_passes_is_the_late_ones_doing() -> None:
     assert lost.located["stalls"].sum() == 0.0
 
 
+@pytest.mark.parametrize("heavier", [1.0, 1.3])
+def test_two_ranks_that_are_a_whole_stage_heal_to_their_own_pace_and_leave_it_what_it_is(heavier: float) -> None:
+    """Each healed by the other, which was as slow, cost nothing, and their stage was said to be the costly one."""
+    plan, first = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8), 15
+    calm, ill = (
+        spans_of(plan, iterations=40, spread=0.1,
+                 factor=lambda i, chunk, slow=slow: (heavier * (slow if i >= first else 1.0)) if chunk.rank % 2 else 1.0)
+        for slow in (1.0, 1.5)
+    )  # fmt: skip
+    verdicts = [
+        Verdict(
+            verdict=rank, cause="slow_device", culprits=(Party(kind="device", rank=rank),), victims=(),
+            speed={"F": 0.67, "B": 0.67},
+            since_iteration=first, at_iteration=first + 5, confidence=1.0, sentence="", evidence={},
+        )
+        for rank in (1, 3)
+    ]  # fmt: skip
+    before, after = (
+        time_lost(without_lengths(record(trace_of(calm)))),
+        time_lost(without_lengths(record(trace_of(ill))), verdicts),
+    )
+    longer = (after.measured_us - before.measured_us).sum()
+    assert after.causes["slow_device"].sum() == pytest.approx(longer, rel=0.15)
+    assert after.causes["stage_imbalance"].sum() == pytest.approx(
+        before.causes["stage_imbalance"].sum(), abs=0.03 * after.measured_us.sum()
+    )
+    assert sum(after.parts.values()) == pytest.approx(after.measured_us - after.ideal_us)
+
+
 @pytest.mark.parametrize("times_as_long", [1.0, 40.0, 0.01])
 def test_one_chunk_does_not_hide_that_micro_batches_differ_in_length(times_as_long: float) -> None:
     """Of thousands in ByteDance's SE, one held up for as long as forty took the verdict on a quarter of the time away."""
