@@ -64,9 +64,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `instrument_turns`: ranks record spans in blocks of so many iterations, in turns with none (0 = always); the overhead is
     measured so. `layer_weights`, `shapes`, `kept`, `kept_cut`: of a model of somebody's own, what was measured of its layers
-    (own_model.py): what each costs, what it gives to the next for every token, how many numbers every member of a
-    tensor-parallel group keeps of one for its backward pass, and how many they divide. `units`: in how many it can be cut,
-    `layer_sums`: how many sums each layer has then.
+    (own_model.py): what each costs (with `costs_of` that model's), what it gives to the next for every token, how many numbers
+    every member of a tensor-parallel group keeps of one for its backward pass, and how many they divide. `units`: in how many
+    it can be cut, `layer_sums`: how many sums each layer has then.
     """
 
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
@@ -105,6 +105,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             panel=MATHS,
             metavar="NAME",
             default="a small Llama of --layers, --dim and --heads",
+        ),
+    ] = None
+    costs_of: Annotated[
+        str | None,
+        Parameter(
+            help="The model whose layers say how many layers there are, ends apart, and what emulated devices take for each "
+            "(nemotron-h-8b, gemma2-9b, deepseek-like, ...).",
+            panel=MATHS,
+            metavar="NAME",
+            default="--layers, all the same",
         ),
     ] = None
     data: Annotated[
@@ -236,6 +246,21 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.tp * self.pp * self.dp
+
+    def with_costs(self) -> RunOptions:
+        """With the layers of the model that `costs_of` names. Raises `OptionsError`."""
+        if self.costs_of is None:
+            return self
+        from unskew.analytics.pipeline.model_profiles import MODELS  # noqa: PLC0415 - numpy again
+
+        if self.costs_of not in MODELS:
+            raise OptionsError(f"--costs-of {self.costs_of} is not known, allowed: {', '.join(MODELS)}")
+        if self.model is not None:
+            raise OptionsError("--costs-of is not for --model, whose layers cost what was measured of them")
+        if self.device in ("real", "gpu"):
+            raise OptionsError("--costs-of is what emulated devices take, allowed: with --device sleep, virtual or auto")
+        weights = MODELS[self.costs_of].layer_weights()
+        return msgspec.structs.replace(self, layers=len(weights) - 2, ends="apart", layer_weights=weights)
 
     @property
     def prices_links(self) -> bool:

@@ -93,8 +93,9 @@ def _place(options: RunOptions, gpus: int) -> Placement:
         return Placement(device="real", gpus=gpus * alone, why=f"real, as asked: {ranks} ranks on {own}")
     if options.device != "auto":
         return Placement(device=options.device, why=f"{options.device}, as asked")
-    if options.prices_links:
-        return Placement(device="sleep", why="sleep: links are emulated between emulated devices alone")
+    if options.prices_links or options.costs_of is not None:
+        what = "links are emulated between" if options.prices_links else "costs of layers are emulated on"
+        return Placement(device="sleep", why=f"sleep: {what} emulated devices alone")
     if alone or ranks <= cores():
         return Placement(device="real", gpus=gpus * alone, why=f"real: {ranks} ranks on {own}")
     why = f"sleep: {ranks} ranks have only {cores()} cores, chunk times of profile {options.profile} are emulated"

@@ -21,6 +21,9 @@ from unskew.data import table
 TOKENS = 4096
 FLOPS_PER_US = 400e6  # 400 TFLOP/s: what large kernels reach on one H100; only ratios of costs matter to a plan
 
+LEAST_WEIGHT = 0.01
+"""Of a mean unit."""
+
 
 class UnitCost(msgspec.Struct, frozen=True, kw_only=True):
     """One unit on a healthy device: microseconds of F, B, W for one sequence of `TOKENS`; its parameters; bytes of activations
@@ -163,6 +166,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def costs_us(self) -> Array:
         """F, B, W of each unit: [kind, unit]."""
         return np.array([(unit.f_us, unit.b_us, unit.w_us) for unit in self.units()]).T
+
+    def layer_weights(self) -> tuple[float, ...]:
+        """What each unit costs, all kinds of work together, 1 in the mean; for a run's layers (`Plan.layer_weights`), so none
+        costs nothing, as an embedding's products do."""
+        each = self.costs_us().sum(axis=0)
+        each = np.maximum(each, LEAST_WEIGHT * each.mean())
+        return tuple((each / each.mean()).round(3).tolist())
 
     def kept_bytes(self) -> Array:
         """[unit]"""

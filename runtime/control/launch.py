@@ -92,8 +92,9 @@ def run(
 
 
 def prepared(options: RunOptions) -> RunOptions:
-    """The options with what is measured of a model and data of somebody's own, and with the recovery that the policy is.
-    Raises `OptionsError`."""
+    """The options with what is measured of a model and data of somebody's own, the layers whose costs are asked for, and the
+    recovery that the policy is. Raises `OptionsError`."""
+    options = options.with_costs()
     if FT_HSDP in (options.policy, options.recovery) and options.policy in ("unskew", FT_HSDP):
         options = msgspec.structs.replace(options, policy=FT_HSDP, recovery=FT_HSDP)
     if options.model is None and options.data is None:

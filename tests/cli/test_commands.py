@@ -35,7 +35,7 @@ OPTIONS_OF_RUN = {
     "--tp", "--pp", "--dp", "--layers", "--dim", "--heads", "--ends", "--tokens", "--micro-batches", "--iterations", "--seed",
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
-    "--checkpoint-every", "--controller-wait", "--recovery", "--resume", "--respawns", "--when-stuck",
+    "--checkpoint-every", "--controller-wait", "--costs-of", "--recovery", "--resume", "--respawns", "--when-stuck",
     "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib", "--detector",
 }  # fmt: skip
 HELP = """

@@ -84,6 +84,7 @@ def run(
             from unskew.runtime.control.launch import prepared
 
             options = prepared(options)
+        options = options.with_costs()
         check(options)
         if options.rank_mib:
             from unskew.runtime.control.launch import check_room
