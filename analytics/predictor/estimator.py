@@ -14,7 +14,7 @@ A row of `X` is a chunk of one kind of work at one place, in the order of time: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -75,9 +75,9 @@ class ChunkTimeRegressor:
         return self
 
     def predict(self, X: ArrayLike) -> Floats:  # noqa: N803
-        """Microseconds on a healthy device. Raises `ValueError` before `fit`."""
+        """Microseconds on a healthy device. Raises `ValueError` before `fit`: scikit-learn's `NotFittedError` where that is."""
         if not self.__sklearn_is_fitted__():
-            raise ValueError("it is not fitted yet: call fit first")
+            raise _not_fitted()("it is not fitted yet: call fit first")
         rows = _checked(X)
         return np.asarray(data_of(rows, np.ones(len(rows))).design @ self.coef_)
 
@@ -95,6 +95,15 @@ class ChunkTimeRegressor:
         from sklearn.utils import RegressorTags, Tags, TargetTags  # noqa: PLC0415 - asked by scikit-learn alone
 
         return Tags(estimator_type="regressor", target_tags=TargetTags(required=True), regressor_tags=RegressorTags())
+
+
+def _not_fitted() -> type[ValueError]:
+    """What scikit-learn's tools catch; who uses them has it."""
+    try:
+        from sklearn.exceptions import NotFittedError  # noqa: PLC0415 - no dependency
+    except ImportError:
+        return ValueError
+    return cast("type[ValueError]", NotFittedError)
 
 
 def _checked(X: ArrayLike) -> Floats:  # noqa: N803

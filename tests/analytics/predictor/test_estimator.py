@@ -80,6 +80,7 @@ def test_what_cannot_be_fitted_or_predicted_is_said_in_a_sentence() -> None:
         estimator_checks.check_parameters_default_constructible,
         estimator_checks.check_do_not_raise_errors_in_init_or_set_params,
         estimator_checks.check_valid_tag_types,
+        estimator_checks.check_estimators_unfitted,
     ],
 )
 def test_scikit_learn_finds_its_conventions(check: Callable[[str, object], None]) -> None:
