@@ -24,15 +24,18 @@ APART: dict[Level, str] = {
     "pp": "slowest stage {:.2f}× the fastest",
     "dp": "slowest replica {:.2f}× the fastest",
 }
+NOT_KNOWN = "No chunk times of ranks with known places in this window: what slow devices cost those that wait is not known."
 ROW = 44
 
 
 def show(snapshot: Snapshot, window: Window) -> None:
-    """The card; none of a run whose chunk times or places nobody knows."""
+    """The card; a sentence where nobody knows chunk times or places, or there is one device."""
     found = skew_of(data.skew(snapshot.run, window.first, window.last))
-    if found is None or len(found.levels) == 1:
-        return
     with card("skew"):
+        if found is None or len(found.levels) == 1:
+            title("Skew")
+            empty(NOT_KNOWN if found is None else "One device: nobody waits for it.")
+            return
         against = "the prediction" if found.predicted else "the fastest device"
         title("Skew", f"device-time lost in a mean iteration of the window, against {against}")
         if found.amplification is None:

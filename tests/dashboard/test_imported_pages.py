@@ -15,6 +15,7 @@ from unskew.collector.formats.registry import bring_in
 from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.dashboard import data
+from unskew.dashboard.panels import skew
 from unskew.dashboard.window import around, newest
 
 
@@ -122,3 +123,5 @@ def test_imported_iteration_times_have_a_page(store: Store, tmp_path: Path, tabl
     app = brought_in(store, "iteration-times", tmp_path / "t.csv")
     shown = {metric.label: metric.value for metric in app.metric}
     assert (shown["Iterations"], shown["Loss"], shown["Iteration time"], shown["Ranks"]) == ("2", loss, "1.25 s", ranks)
+    assert skew.NOT_KNOWN in text(app)
+    assert not app.get("plotly_chart")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import sys
 
@@ -55,9 +56,13 @@ def test_slow_rank_is_the_culprit_and_its_peers_are_victims(store: Store) -> Non
     writer = runs.slow(store)
     with hold_controller_lock(store, "slow"):
         writer.close()
-        shown = text(page("slow"))
+        app = page("slow")
+    shown = text(app)
     assert "Rank 3 runs at 0.55 of its healthy speed since iteration 30." in shown
     assert "Ranks 0–2 only wait for it: victims, not at fault." in shown
+    assert '<h3 class="u-title">Skew' in shown
+    (chart,) = [json.loads(one.proto.spec)["data"][0] for one in app.get("plotly_chart") if "skew" in one.proto.id]
+    assert (chart["type"], chart["y"][-1]) == ("waterfall", "<b>whole job</b>")
     assert re.search(r"Slow devices lose [\d.]+ m?s per iteration, .* Rank 3 took longest in 1?\d\d % of the", shown)
     assert "proposal p1 waits for you: " in shown
     assert "Plan 1 as proposed" in shown
