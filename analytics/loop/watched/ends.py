@@ -18,6 +18,7 @@ LOST_ANOTHER = (
     "timed out waiting", "application timeout", "timed out after", "timed out in", "remote process exit", "nccl error",
 )  # fmt: skip
 """What torch and its backends say where another rank is gone: the exception is then no fault of the rank that has it."""
+INTERRUPTED = "KeyboardInterrupt"
 OF_TORCH = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -59,19 +60,29 @@ def died(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> list[Exit
     return [one for one in ended if one.rank not in stated or stated[one.rank].error]
 
 
+def interrupted(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> bool:
+    """Whether somebody stopped the job by Ctrl-C: no launcher ends the others so when one has died."""
+    return any(one.status == -signal.SIGINT for one in exits) or any(INTERRUPTED in one.error for one in stated.values())
+
+
+def were_stopped(exits: Sequence[Exit], stated: Mapping[int, RankDetached], ranks: int) -> bool:
+    """Whether the job of so many `ranks` ended because somebody asked it to, as far as its ends tell."""
+    return interrupted(exits, stated) or (len(exits) == ranks and all(one.asked for one in exits))
+
+
 def first_dead(
     exits: Sequence[Exit], stated: Mapping[int, RankDetached], ranks: int, attached: int, *, failed: bool
 ) -> Exit | None:
     """Who died first, of a job of so many `ranks`, of which `attached` are known; None = nobody did, or it cannot be known
     (yet). `failed`: the command has ended, with an error: nothing more will be known.
 
-    Who says that another one is gone is none. Of the rest the first one where all of them were seen to end. Else who was struck
-    by a signal, or ended by an exception of its own; or the only one of which nothing is known, where all others say that
-    another one is gone. Whose exit code alone tells that it did not end well (`sys.exit(3)`) counts where the others
-    say so, or were stopped.
+    Nobody did of a job that was interrupted. Who says that another one is gone is none. Of the rest the first one where all
+    of them were seen to end. Else who was struck by a signal, or ended by an exception of its own; or the only one of which
+    nothing is known, where all others say that another one is gone. Whose exit code alone tells that it did not end well
+    (`sys.exit(3)`) counts where the others say so, or were stopped.
     """
     known, victims = attached == ranks, _victims(stated)
-    if not known and not failed:
+    if (not known and not failed) or interrupted(exits, stated):
         return None
     quiet = [one for one in exits if one.status and not one.asked and one.rank in stated and not stated[one.rank].error]
     stopped = sum(one.asked for one in exits)

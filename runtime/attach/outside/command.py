@@ -88,7 +88,7 @@ def watch_command(
             end, collector = None, KeptCollector(store)
         except Exception as error:
             raise NotWatchedError(in_words(error)) from error
-        with _SignalRelay() as relay:
+        with _SignalRelay(watcher.asked_to_stop) as relay:
             try:
                 process = subprocess.Popen(command, env=environment(store, run, os.environ))
             except OSError as error:
@@ -193,9 +193,10 @@ def _code_of(process: subprocess.Popen[bytes]) -> int:
 
 class _SignalRelay:
     """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on, also one that comes while it is
-    started. Neither ends the watching."""
+    started. Neither ends the watching; `on_stop` hears of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_stop: Callable[[], None]) -> None:
+        self._on_stop = on_stop
         self._process: subprocess.Popen[bytes] | None = None
         self._early = 0
 
@@ -207,7 +208,7 @@ class _SignalRelay:
 
     def __enter__(self) -> _SignalRelay:
         self._before = {
-            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+            signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: self._on_stop()),
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
         }
         return self
@@ -217,6 +218,7 @@ class _SignalRelay:
             signal.signal(number, handler)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
+        self._on_stop()
         if self._process is None:
             self._early = number
             return

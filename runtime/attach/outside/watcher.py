@@ -21,7 +21,7 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.loop.watched import stalled
-from unskew.analytics.loop.watched.ends import Exit, died, first_dead, left_early, lost_another
+from unskew.analytics.loop.watched.ends import Exit, died, first_dead, left_early, lost_another, were_stopped
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -58,6 +58,8 @@ SILENT_S = 60.0
 LAST_POLLS = 25
 """Beyond the patience of the intake."""
 DEVICE: DeviceKind = "cores"
+GOES_ON_S = 60.0
+"""A job that steps so long after it was asked to stop has been asked for something else."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """The exit codes of a command that was stopped by a person or a scheduler."""
 NO_LENGTHS = "what its batches hold is not known, as no loader of torch gives them: session.note(tokens=...) before backward()"
@@ -89,6 +91,7 @@ class JobWatcher:
         self._exits, self._lost = Exits(), False
         self._started: int | None = None
         self._code: int | None = None
+        self._asked_s: float | None = None
         self._beats: dict[int, Heartbeat] = {}
         self._flights: list[CollectiveRecorded | GroupRecorded] = []
         self._packed: set[tuple[int, int]] = set()
@@ -102,6 +105,10 @@ class JobWatcher:
     def started(self, pid: int) -> None:
         """The command runs as this process."""
         self._started = pid
+
+    def asked_to_stop(self) -> None:
+        """Somebody has, as far as is known: ranks that end from now on are nobody's fault. A signal handler may call."""
+        self._asked_s = time.monotonic()
 
     def look(self) -> None:
         """What is new. Who has ended is taken first: by then its last words are in the log, to be read before it is judged."""
@@ -126,14 +133,14 @@ class JobWatcher:
         silent = self._attached.keys() - self._detached.keys()
         if silent and (why := refusal(self._store)):
             self._unmeasured[min(silent)] = f"the log lacks what ranks wrote last: {self._store.root} takes no lines ({why})"
-        asked, unmeasured = code in STOPPED, "; ".join(self._unmeasured.values())
+        asked, unmeasured = self._stopped(code), "; ".join(self._unmeasured.values())
         left = left_early(self._exits.seen, self._detached, next(iter(self._attached.values())).ranks)
         unnamed = not self.well or any(lost_another(one.error) for one in self._detached.values())
         who = LEFT_EARLY.format(rank=left) if left is not None else NOT_KNOWN if unnamed else ""
         end = RunFinished(
-            status=("incomplete" if unmeasured else "done") if code == 0 else "stopped" if asked else "failed",
+            status="stopped" if asked else "failed" if code else "incomplete" if unmeasured else "done",
             iterations=self._iterations,
-            reason=unmeasured if code == 0 else self._ended_with(code) + ("" if asked or self._lost else who),
+            reason=self._ended_with(code) + ("" if asked or self._lost else who) if code or asked else unmeasured,
             committed=None if unmeasured else self._iterations,
         )
         self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
@@ -141,10 +148,24 @@ class JobWatcher:
         self._read_all()
         return end
 
+    @property
+    def _stopping(self) -> bool:
+        return self._asked_s is not None and self._stepped_s - self._asked_s < GOES_ON_S
+
+    def _stopped(self, code: int) -> bool:
+        """Whether somebody ended the job, and not what went wrong in it."""
+        ranks = next(iter(self._attached.values())).ranks
+        by_ends = not self._lost and were_stopped(self._exits.seen, self._detached, ranks)
+        return code in STOPPED or self._stopping or by_ends
+
     def _ended_with(self, code: int) -> str:
         if self._command:
+            if self._stopped(code) and code not in STOPPED:
+                return f"it was asked to stop, and the command ended with exit code {code}"
             return f"the command ended with exit code {code}"
-        return "it is not watched any more" if code in STOPPED else "not all of its ranks ended well"
+        if code in STOPPED:
+            return "it is not watched any more"
+        return "its ranks were stopped" if self._stopped(code) else "not all of its ranks ended well"
 
     @property
     def over(self) -> bool:
@@ -293,6 +314,8 @@ class JobWatcher:
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
     def _keep_watch(self, now_s: float, gone: Sequence[Exit]) -> None:
+        if self._stopping:
+            return
         if (gone or (self._code and self._attached)) and not self._lost:
             ranks = next(iter(self._attached.values())).ranks
             first = first_dead(gone, self._detached, ranks, len(self._attached), failed=bool(self._code))

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from unskew.analytics.loop.watched.ends import Exit, first_dead, left_early, lost_another
+from unskew.analytics.loop.watched.ends import Exit, first_dead, left_early, lost_another, were_stopped
 from unskew.collector.events import RankDetached
 
 KILLED, ABORTED, STOPPED, FAILED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM, 1
@@ -102,3 +102,17 @@ def test_only_what_torch_says_of_others_excuses() -> None:
     assert lost_another("TrainingError: step 7, after " + PEER)
     assert not lost_another("ConnectionResetError: [Errno 104] Connection reset by peer")  # of a dataset's server, say
     assert not lost_another("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+
+
+@pytest.mark.parametrize("exits", [[], [Exit(1, 1.0, None)], [Exit(1, 1.0, ABORTED), Exit(0, 1.1, -signal.SIGINT)]])
+def test_nobody_died_of_a_job_that_was_interrupted(exits: list[Exit]) -> None:
+    """The rank that ended first was named, with the other one, which said that it was gone, as its victim."""
+    words = stated(r0="KeyboardInterrupt: ", r1=f"KeyboardInterrupt: , after {PEER}")
+    assert named(*exits, words=words) is None
+    assert were_stopped(exits, words, ranks=2)
+
+
+def test_whom_all_their_launcher_stopped_were_stopped_and_those_beside_one_that_died_were_not() -> None:
+    assert were_stopped([Exit(0, 1.0, STOPPED), Exit(1, 1.1, STOPPED)], {}, ranks=2)
+    assert not were_stopped([Exit(0, 1.0, STOPPED), Exit(1, 1.0, FAILED)], {}, ranks=2)
+    assert not were_stopped([Exit(0, 1.0, STOPPED)], {}, ranks=2)

@@ -1,0 +1,69 @@
+"""`unskew watch -- CMD` that somebody stops: it says so, accuses nobody, and leaves neither a gap in the log nor a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from unskew.collector.paths import Store
+from unskew.collector.read.reader import open_store
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10_000):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+    if step == 80:
+        Path(sys.argv[1]).touch()
+"""
+
+
+def twice_in_the_terminal(watch: subprocess.Popen[str]) -> None:
+    """The second one ends torchrun while it waits for its ranks."""
+    for _ in range(2):
+        os.killpg(watch.pid, signal.SIGINT)
+        time.sleep(0.02)
+
+
+@pytest.mark.alone
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("stop", [twice_in_the_terminal, subprocess.Popen.terminate])
+def test_a_training_that_was_asked_to_stop_is_stopped(tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    trains, summed, page = (tmp_path / name for name in ("trains", "w.json", "w.html"))
+    unskew = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path / "store")]
+    files = ["--json", str(summed), "--html", str(page)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*unskew, *files, "--", *torchrun, str(script), str(trains)]
+    watch = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    while not trains.exists() and watch.poll() is None:
+        time.sleep(0.05)
+    stop(watch)
+    shown = watch.communicate(timeout=60)[1]
+    assert watch.returncode == 1, shown  # torchrun's own
+    summary = json.loads(summed.read_text())
+    assert (summary["status"], [one for one in summary["verdicts"] if one["cause"] == "dead"]) == ("stopped", [])
+    assert summary["iterations"] >= 40
+    assert "it was asked to stop, and the command ended with exit code 1" in shown.replace("\n", " ").replace("  ", "")
+    assert page.exists()
+    with open_store(Store(tmp_path / "store")) as reader:
+        assert reader.sql("select count(*) as n from events where type like 'run_finished%'")["n"].to_list() == [1]
+    with pytest.raises(ProcessLookupError):  # the collector is of a session of its own
+        os.killpg(watch.pid, 0)
