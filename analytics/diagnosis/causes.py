@@ -88,7 +88,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         inferred = [(section, lost.causes[cause]) for section, lost in sections if not section.lengths_logged]
         most = heaviest(inferred)
         cost = f"micro-batches of unequal work cost {100 * share:.1f} % of the time"
-        sentence = f"{cost}: long sequences, {_fault(sections)}"
+        sentence = f"{cost}: long sequences, {_shown_by(sections)}"
         if most is not None and not most.shows:
             sentence = f"{cost}, in so few iterations that long sequences cannot be told from a device that was held up"
             evidence["next_step"] = "log document lengths, and look at what else the devices did in these iterations"
@@ -128,15 +128,14 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
     )
 
 
-def _fault(sections: Sequence[tuple[TraceSection, LostTime]]) -> str:
-    """Whose fault it is not, as far as that can be told from lengths."""
+def _shown_by(sections: Sequence[tuple[TraceSection, LostTime]]) -> str:
+    """What lengths are known by, and what of replicas is. Whether a device is at fault is for the outcome to say, which knows
+    what was seen of them."""
     if all(section.lengths_logged for section, _ in sections):
-        return "no device is at fault"
+        return "as they are logged"
     bounds = [section.smallest_replica_slowdown for section, _ in sections if not section.lengths_logged]
-    seen = [f"one slower by {100 * (bound - 1):.0f} % would show" for bound in bounds if bound is not None]
-    return "no device is at fault" + (
-        f", nor a replica: {seen[0]}" if seen else "; a whole replica cannot be told from its data"
-    )
+    seen = [f"a replica slower by {100 * (bound - 1):.0f} % would show" for bound in bounds if bound is not None]
+    return f"as every chunk of theirs shows; {seen[0] if seen else 'a whole replica cannot be told from its data'}"
 
 
 def _spread(sections: Sequence[tuple[TraceSection, LostTime]]) -> Mapping[str, float]:

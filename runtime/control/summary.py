@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from unskew.analytics.core.outcome import Outcome, outcome_of_run
-from unskew.analytics.core.run_state import RunState, fold
+from unskew.analytics.core.run_state import ProposalState, ProposalStatus, RunState, fold
 from unskew.collector.events import IterationCommitted, Party, PlanApplied, PlanScored, RunFinished
 from unskew.collector.files.tail import Entry
 from unskew.collector.log_gap import log_gap
@@ -49,6 +49,19 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: tuple[float, float] | None = None
 
 
+class ProposalSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A proposal and the last stage that it reached, "open" where it still waited; `limit`: what mode auto last said that keeps
+    it from applying it, "" = nothing."""
+
+    proposal: str
+    at_iteration: int
+    optional: bool
+    change: str
+    gain_percent: float | None
+    status: ProposalStatus
+    limit: str
+
+
 class EventCounts(msgspec.Struct, frozen=True, kw_only=True):
     """`written` = seen in the spools, `stored` = rows a reader of the store sees, `dropped` = lost by full buffers,
     `unwritten` = refused by the disk to the end;
@@ -84,6 +97,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[FaultSummary, ...]
     verdicts: tuple[VerdictSummary, ...]
     plans: tuple[PlanSummary, ...]
+    proposals: tuple[ProposalSummary, ...]
     events: EventCounts
     outcome: Outcome
     verify: Verification | None = None
@@ -163,6 +177,7 @@ class SummaryBuilder:
                 for number in sorted(state.verdicts)
             ),
             plans=tuple(_plan(applied.event, state.scores.get(applied.event.plan_version)) for applied in state.plans),
+            proposals=tuple(_proposal(proposal) for proposal in state.proposals.values()),
             events=EventCounts(
                 written=self._written,
                 stored=stored,
@@ -183,6 +198,23 @@ class SummaryBuilder:
     @property
     def losses(self) -> dict[int, float]:
         return {iteration: commit.loss for iteration, commit in self._commits.items()}
+
+
+def _proposal(state: ProposalState) -> ProposalSummary:
+    proposed, limit = state.proposed, ""
+    if state.refused is not None and state.refused.by == "auto":
+        limit = state.refused.reason
+    elif state.note is not None and state.note.by == "auto":
+        limit = state.note.text
+    return ProposalSummary(
+        proposal=proposed.proposal,
+        at_iteration=proposed.at_iteration,
+        optional=proposed.optional,
+        change=proposed.change,
+        gain_percent=proposed.gain_percent,
+        status=state.status,
+        limit=limit,
+    )
 
 
 def _plan(applied: PlanApplied, score: PlanScored | None) -> PlanSummary:

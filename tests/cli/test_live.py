@@ -181,6 +181,15 @@ def test_a_run_that_lost_its_controller_is_over() -> None:
     assert "the run was over before its iterations could be judged" in " ".join(shown.split())
 
 
+def test_what_nobody_will_judge_any_more_is_shown_as_it_was_committed() -> None:
+    """Of a run that a full disk had killed 53 iterations were done, beside the loss of iteration 0, the only one judged."""
+    state = after(STARTED, APPLIED, *(committed(i, 0) for i in range(9)), judged(0))
+    assert "iteration 0: loss" in plain(state), "it goes on: no figure of one iteration beside a figure of another"
+    lost = plain(msgspec.structs.replace(state, controlled=False))
+    assert "9 of" in lost
+    assert "iteration 8: loss" in lost
+
+
 def test_every_control_event_but_the_silent_ones_has_a_sentence() -> None:
     silent = {ev.DeviceJoined, ev.CheckpointSaved, ev.AdaptationStarted, ev.PlanIssued, ev.Diagnosed, ev.AlertDelivered}
     assert {kind for kind in ev.CONTROL if sentence_of.dispatch(kind) is sentence_of.dispatch(object)} == silent

@@ -67,6 +67,7 @@ def test_a_run_ends_with_its_facts_and_others_can_ask_the_store(tmp_path: Path) 
         "faults",
         "verdicts",
         "plans",
+        "proposals",
         "events",
         "outcome",
         "policy",

@@ -238,7 +238,7 @@ def _given_more(window: RankWindow, options: DetectorOptions) -> list[Verdict]:
             share = min(more / window.iteration_us, 1.0)  # by the predictor, which may be wrong
             sentence = (
                 f"rank {rank} is given {ratio:.2f} times the work of the others by its sequence lengths, which costs "
-                f"{100 * share:.1f} % of the time: no device is at fault"
+                f"{100 * share:.1f} % of the time"
             )
             found.append(_verdict(window, "long_sequences", [], sentence, share=share, options=options, ranks=[rank]))
     return found

@@ -73,9 +73,9 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shown(self) -> IterationView | None:
         """The newest iteration of which all is known, so that no figure of one is beside a figure of another; before the
-        first was judged, the newest committed one."""
+        first was judged, or where none will be any more, the newest committed one."""
         committed = [one for one in self.past if one.loss is not None]
-        whole = [one for one in committed if one.measured_s is not None]
+        whole = [one for one in committed if one.measured_s is not None and not self.over]
         return next(reversed(whole or committed), None)
 
     @property

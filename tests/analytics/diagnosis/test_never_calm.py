@@ -213,6 +213,10 @@ def test_what_unequal_documents_cost_is_said_and_is_no_fault(store: Store) -> No
     printed = console.export_text()
     assert "Something is wrong" not in printed
     assert verdict.evidence["next_step"] in printed
+    lost = diagnose(msgspec.structs.replace(loaded(store, "healthy"), end="lost"))
+    assert lost.outcome == "cannot_be_judged"
+    assert f"; {verdict.sentence}" in lost.why
+    assert "fault" not in verdict.sentence, "beside not knowing that was calm, beside a slow rank wrong"
     killed = diagnose(msgspec.structs.replace(loaded(store, "healthy"), end="failed", end_reason="its controller was killed"))
     console.print(shown(killed))
     assert console.export_text().splitlines()[1].startswith("The run failed: its controller was killed; micro-batches of")

@@ -73,7 +73,7 @@ def test_lengths_drawn_anew_in_each_iteration_name_no_replica(shape: dict[str, i
     found = diagnosed(**{**shape, "spread": 0.5}, seed=100 + seed)
     assert about_replicas(found) == []
     (lengths,) = [verdict for verdict in found.verdicts if verdict.cause == "long_sequences"]
-    assert "a replica: one slower by" in lengths.sentence
+    assert "a replica slower by" in lengths.sentence
 
 
 def test_one_slow_device_is_not_taken_for_its_replica() -> None:
@@ -125,4 +125,4 @@ def test_a_replica_slow_now_and_then_is_no_proof_that_devices_are_well(every: in
     )  # fmt: skip
     (lengths,) = [verdict for verdict in diagnose(log_of(spans)).verdicts if verdict.cause == "long_sequences"]
     assert words in lengths.sentence
-    assert "no device is at fault" not in lengths.sentence
+    assert "long sequences, as" not in lengths.sentence
