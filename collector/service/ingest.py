@@ -78,6 +78,8 @@ def unsealed(store: Store, run: str) -> UnsealedSpool:
             # An empty one may be in the hands of a writer that has not locked it yet.
             if whole:
                 final.append(FinalSegment(path, place, whole, status.st_mtime_ns, name == names[-1]))
+        if segment_names(folder)[-1:] != names[-1:]:  # one was let go after its next one was there, which was not seen
+            live = True
     final.sort(key=lambda file: (file.written_ns, file.place))
     return UnsealedSpool(tuple(final), live, size)
 

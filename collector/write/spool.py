@@ -153,8 +153,9 @@ class SpoolWriter:
                 self._unwritten.popleft()
                 self._written_seq = self._unwritten[0][0] if self._unwritten else self._next_seq
                 if self._segment.size >= ROTATE_BYTES or self._written_seq - self._segment.first >= ROTATE_EVENTS:
-                    self._segment.close()
-                    self._segment = None
+                    # Before the old one is let go: a rank without a locked file has ended, for a collector.
+                    full, self._segment = self._segment, SpoolSegment(self._folder, self._written_seq)
+                    full.close()
         except OSError as error:
             self.problem = error.strerror or str(error)
             return False

@@ -30,6 +30,8 @@ from unskew.collector.files.segment import (
 )
 from unskew.collector.files.tail import Tail
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.service import ingest
+from unskew.collector.service.ingest import unsealed
 from unskew.collector.write import spool
 from unskew.collector.write.control_stream import ControlStream, VersionConflict
 from unskew.collector.write.spool import SpoolWriter
@@ -64,6 +66,45 @@ def test_events_come_back_in_order_through_rotated_files(store: Store, monkeypat
     assert len({entry.segment for entry in entries}) > 5
     assert abs(entries[0].at_us - time.time() * 1e6) < 60e6
     assert follow.poll() == []
+
+
+def test_a_writer_that_lives_has_a_locked_file_at_any_moment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a full file and the next flush it had none: a collector took the run for over, and removed its spool."""
+    monkeypatch.setattr(spool, "ROTATE_EVENTS", 2)
+    found, closes = list[bool](), SpoolSegment.close
+
+    def closing(segment: SpoolSegment) -> None:
+        closes(segment)
+        found.append(unsealed(store, "r").live)
+
+    monkeypatch.setattr(SpoolSegment, "close", closing)
+    writer = SpoolWriter(store, "r", "rank-0000.1", flush_s=60.0)
+    for number in range(6):
+        writer.append(span(number))
+        assert writer.hand_over(5.0)
+    assert writer.close()
+    assert found == [True, True, True, False]
+
+
+def test_a_file_that_is_let_go_while_a_collector_looks_does_not_end_the_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "ROTATE_EVENTS", 1)
+    writer, sizes = SpoolWriter(store, "r", "rank-0000.1", flush_s=60.0), ingest.final_size
+    writer.append(span(0))
+    assert writer.hand_over(5.0)
+    monkeypatch.setattr(spool, "ROTATE_EVENTS", 2)
+
+    def late(path: Path) -> int | None:
+        if path.name == segment_name(1):  # the last that it has listed
+            for number in (1, 2):
+                writer.append(span(number))
+            assert writer.hand_over(5.0)
+        return sizes(path)
+
+    monkeypatch.setattr(ingest, "final_size", late)
+    assert unsealed(store, "r").live
+    writer.close()
 
 
 def test_what_was_handed_over_is_there_for_others(store: Store) -> None:
