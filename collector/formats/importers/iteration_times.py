@@ -37,6 +37,8 @@ _OPTIONAL: dict[str, Any] = {
 _COUNTS = ("step", "rank", "tokens")
 _MOST_OF_STEPS = 2
 """A part that takes so many times as long as its step is in another unit; a little longer are those a GPU timed by itself."""
+_ROUNDED = 1.01
+"""Parts that add up to so many times their step, or less, are rounded."""
 _SECONDS = "positive number up to 2^33"
 _REPEATED = "times of single ranks need a column rank"
 
@@ -79,7 +81,22 @@ def _run(name: str, rows: polars.DataFrame) -> ImportedRun:
             "told_again": again.height,
             "went_back": back,
         },
-        notes=(*note_of(again["step"].to_list(), again.height), *notes_of_gone_back(back)),
+        notes=(*note_of(again["step"].to_list(), again.height), *notes_of_gone_back(back), *_notes_of_overfull(rows)),
+    )
+
+
+def _notes_of_overfull(rows: polars.DataFrame) -> tuple[str, ...]:
+    """The sentence on steps whose parts add up to more than they took; some begin only when their input is there."""
+    within = [name for name in PARTS if name in rows.columns and name != "data_wait"]
+    if not within:
+        return ()
+    over = rows.with_columns(parts=polars.sum_horizontal(within)).filter(polars.col("parts") > _ROUNDED * polars.col("seconds"))
+    if over.is_empty():
+        return ()
+    one, more = over.row(0, named=True), f", and in other rows ({over.height} in all)" if over.height > 1 else ""
+    return (
+        f"{', '.join(within)} add up to {one['parts']:.4g} s in iteration {one['step']} of rank {one['rank']}, which took "
+        f"{one['seconds']:.4g} s by its column seconds{more}: their spans reach beyond its end",
     )
 
 

@@ -30,6 +30,16 @@ def test_no_event_names_a_field_like_the_envelope() -> None:
         assert not names & {"seq", "at_us", "stream", "version", "actor", "type"}, event
 
 
+def test_parts_that_add_up_to_more_than_their_step_are_told_with_the_first(tmp_path: Path) -> None:
+    """They were taken in without a word. What is rounded, or waited before the step, is none."""
+    rows = "0,0,1.0,0.3,0.5,0.205\n0,1,1.0,5.0,0.5,0.5\n1,0,1.0,0.0,0.9,0.8\n1,1,1.0,0.0,1.5,\n"
+    (tmp_path / "t.csv").write_text(f"step,rank,seconds,data_wait,forward,backward\n{rows}")
+    (run,) = iteration_times.read(tmp_path / "t.csv")
+    (note,) = run.notes
+    assert "forward, backward add up to 1.7 s in iteration 1 of rank 0, which took 1 s" in note
+    assert "(2 in all)" in note
+
+
 # --- iteration-times -------------------------------------------------------------------------------------------------
 
 
