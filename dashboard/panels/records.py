@@ -53,7 +53,7 @@ def show_decisions(snapshot: Snapshot) -> None:
     """Newest first."""
     found = [record for entry in reversed(snapshot.log) if (record := decision(entry, snapshot.state)) is not None]
     if not found:
-        empty("0 decisions so far.")
+        empty("0 decisions." if snapshot.over else "0 decisions so far.")
         return
     rows = [
         [
@@ -111,7 +111,8 @@ def show_verdicts(snapshot: Snapshot) -> None:
     verdicts = [(revision, verdict) for verdict in state.verdicts.values() for revision in verdict.revisions]
     verdicts.sort(key=lambda one: one[0].at_us)
     if not verdicts:
-        empty("0 verdicts: nobody judged it." if imported(state) else f"0 verdicts so far. {snapshot.outcome.sentence}")
+        none = "0 verdicts." if snapshot.over else "0 verdicts so far."
+        empty("0 verdicts: nobody judged it." if imported(state) else f"{none} {snapshot.outcome.sentence}")
         return
     rows = [_verdict(*one, state) for one in reversed(verdicts)]
     head = ["When", "Culprit", "Cause", "Speed", "Since", "Until", "Victims", "Answer", "Score against the truth"]

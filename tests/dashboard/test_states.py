@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 from support.dashboard import runs
 from support.dashboard.pages import FOLDER, page, text
 
-from unskew.collector.events import CommandRefused, Dropped, Mode, PlanRejected, RunFinished, VerdictClosed
+from unskew.collector.events import CommandRefused, Dropped, Mode, Note, PlanRejected, RunFinished, VerdictClosed
 from unskew.collector.files.manifest import Manifest, publish
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
@@ -49,6 +49,7 @@ def test_a_run_that_lost_its_controller_is_over(store: Store) -> None:
     shown = text(page("healthy"))
     assert "The controller is gone" in shown
     assert "0 proposals were made in this run." in shown
+    assert "so far." not in shown
 
 
 @pytest.mark.slow
@@ -147,6 +148,20 @@ def test_a_limit_that_auto_reached_is_shown_with_the_proposal(store: Store) -> N
         shown = text(page("slow"))
     assert "20 changes are made, mode auto makes no more in a run" in shown
     assert "proposal p1 waits for you: " in shown
+
+
+@pytest.mark.slow
+def test_a_limit_of_auto_that_passes_is_in_the_headline_and_waits_for_nobody(store: Store) -> None:
+    """Looked at in the moment in which auto says it, as the run goes on."""
+    writer, waits = runs.slow(store, mode="auto"), "p1 waits until iteration 218: mode auto makes 20 changes in 200 iterations"
+    writer.control(Note(text=waits, by="auto", proposal="p1"))
+    with hold_controller_lock(store, "slow"):
+        writer.close()
+        shown, listed = text(page("slow")), text(page())
+    headline = shown[shown.index('data-testid="headline"') :]
+    assert waits in headline[: headline.index("</div></div>")]
+    assert "waits for you" not in shown + listed
+    assert "1 of 1 verdict open" in listed
 
 
 @pytest.mark.slow
