@@ -250,20 +250,21 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
         bench.score(name, first)
     ranks = [tuple(dict.fromkeys(members)) for members in best.members]
     cost = bench.state.cost
-    try:
-        anew = searched_anew(
-            version,
-            [*zip(ranks, best.micro_batches, strict=True)],
-            bench.times_by_kind(),
-            message_us=cost.message_us + cost.message_token_us * float(bench.costs.tokens.mean()),
-            n_layers=bench.current.n_layers,
-            layer_weights=bench.current.layer_weights,
-        )
-    except PlanError:
-        return
-    name, layout = "searched anew (AdaPtis)", searched_layout(anew)
-    if bench.fitted(name, layout, anew):
-        bench.score(name, layout)
+    for room in dict.fromkeys((bench.room, None)):  # what fits only where ranks recompute is found without
+        with suppress(PlanError):
+            anew = searched_anew(
+                version,
+                [*zip(ranks, best.micro_batches, strict=True)],
+                bench.times_by_kind(),
+                message_us=cost.message_us + cost.message_token_us * float(bench.costs.tokens.mean()),
+                n_layers=bench.current.n_layers,
+                layer_weights=bench.current.layer_weights,
+                room=room,
+            )
+            name, layout = "searched anew (AdaPtis)", searched_layout(anew)
+            if bench.fitted(name, layout, anew):
+                bench.score(name, layout)
+                return
 
 
 def _score_lent(bench: PlanBench) -> None:

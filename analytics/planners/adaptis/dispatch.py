@@ -10,8 +10,8 @@ with the time of its arrival. The rule:
    passed, which is worth waiting for;
 3. else wait for the next arrival.
 
-Room: the activations kept on a device (from F to W) stay within its limit, and a forward leaves enough of it for one more
-micro-batch in each later stage of the device, so that what has begun can always end.
+Room: what a device holds, and the activations kept on it (from F to W), stay within its limit, and a forward leaves enough of
+it for one more micro-batch in each later stage of the device, so that what has begun can always end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ROUNDING_US = 1e-3
 
 
 class PipelineTask(msgspec.Struct, frozen=True):
-    """One pipeline's stages: microseconds of F, B, W at their device's speed, activations kept (any unit), and the device."""
+    """One pipeline's stages: microseconds of F, B, W at their device's speed, activations kept (any unit), and the device;
+    `held`: what each keeps all the time, () = nothing that counts."""
 
     f_us: Sequence[float]
     b_us: Sequence[float]
@@ -44,10 +45,11 @@ class PipelineTask(msgspec.Struct, frozen=True):
     n_devices: int
     micro_batches: int
     message_us: float = 0.0
+    held: Sequence[float] = ()
 
 
 class DispatchOptions(msgspec.Struct, frozen=True):
-    """What the schedule step tunes. `limit`: most activations kept per device; `patience`: in units of the pending W's time;
+    """What the schedule step tunes. `limit`: the most kept per device; `patience`: in units of the pending W's time;
     `turn`: which of several ready forwards goes first: of the latest stage, in groups of as many micro-batches as devices
     stage by stage, or of the lowest micro-batch."""
 
@@ -188,6 +190,8 @@ class _Dispatch(DispatchRule):
         spent_us: dict[ChunkKind, Sequence[float]] = {"F": pipe.f_us, "B": pipe.b_us, "W": pipe.w_us}
         legs = [Legs(pipe.device, pipe.kept, room, spent_us)] * pipe.micro_batches
         super().__init__(knobs, legs, pipe.message_us, dict.fromkeys(range(pipe.n_devices), inf))
+        for stage, held in enumerate(pipe.held):
+            self.kept[pipe.device[stage]] += held
         self.room = room
         self.arrived: dict[ChunkKind, list[list[float]]] = {kind: [[] for _ in stages] for kind in CHUNK_KINDS}
         self.arrived["F"][0] = [0.0] * pipe.micro_batches

@@ -14,7 +14,7 @@ from unskew.analytics.pipeline.dag import Array
 from unskew.analytics.pipeline.schedule import build_schedule, evaluate, per_hop
 from unskew.analytics.planners.adaptis.dispatch import DispatchOptions, DispatchResult, PipelineTask, dispatch
 from unskew.analytics.planners.adaptis.layouts import PipelineLayout, moved_stages, shifted_boundaries
-from unskew.analytics.planners.adaptis.task import AdaptisTask, stage_costs, stage_kept, untimed
+from unskew.analytics.planners.adaptis.task import AdaptisTask, stage_costs, stage_held, stage_kept, untimed
 
 MOST_TRIED = 40  # moves of one kind tried per round: with many stages there are a thousand
 
@@ -102,6 +102,7 @@ class AdaptisSearch:
                 n_devices=len(self.task.speeds),
                 micro_batches=self.task.micro_batches,
                 message_us=self.task.message_us,
+                held=stage_held(self.task, layout),
             )
             self.seen[key] = dispatch(pipe, knobs)
         return SearchState(layout, knobs, self.seen[key])

@@ -13,12 +13,15 @@ from unskew.analytics.core.cost import CostModel
 from unskew.analytics.core.layout import Layout, Pipeline, rank_layout
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.core.workload import Work
+from unskew.analytics.pipeline.memory import Room
 from unskew.analytics.planners.adaptis.task import AdaptisResult, AdaptisTask, plan_of
 from unskew.analytics.planners.adaptis.tune import tune
 from unskew.collector.events import CHUNK_KINDS
 
 RankTimes = tuple[tuple[float, ...], tuple[float, ...]]
 """Microseconds of F, B and W of a mean micro-batch on a rank: of one layer, and of the output head."""
+_Memory = tuple[tuple[float, ...], tuple[float, ...], float]
+"""Bytes: of each layer what a micro-batch keeps, and what it takes by itself; what a rank has room for."""
 
 EVALUATIONS = 100  # each process of a run searches for itself: some tenths of a second
 
@@ -50,18 +53,24 @@ def searched_anew(
     message_us: float,
     n_layers: int,
     layer_weights: tuple[float, ...] = (),
+    room: Room | None = None,
 ) -> Plan:
-    """A plan in which each of `replicas` (its ranks, its micro-batches) is searched for at its ranks' speeds, equal ones once.
+    """A plan in which each of `replicas` (its ranks, its micro-batches) is searched for at its ranks' speeds, equal ones once,
+    within the room of a rank.
 
-    Raises `PlanError` when one has fewer layers than ranks, or leaves a rank out.
+    Raises `PlanError` when one has fewer layers than ranks, leaves a rank out, or finds no room.
     """
+    memory = None
+    if room is not None:
+        kept = room.memory.kept(1.0, room.tokens)
+        memory = tuple(kept.tolist()), tuple(room.memory.held.tolist()), room.rank_bytes
     used = [(tuple(ranks), count) for ranks, count in replicas if ranks and count]
     found = []
     for ranks, count in used:
         fastest = min((times_us[rank] for rank in ranks), key=lambda times: sum(times[0]))
         speeds = tuple(round(sum(fastest[0]) / sum(times_us[rank][0]), 3) for rank in ranks)
         costs = tuple(round(us, 1) for part in fastest for us in part)
-        found.append((ranks, _search(speeds, layer_weights or (1.0,) * n_layers, count, costs, message_us)))
+        found.append((ranks, _search(speeds, layer_weights or (1.0,) * n_layers, count, costs, message_us, memory=memory)))
     plan = plan_of(found, plan_version=plan_version)
     if idle := sorted({rank for ranks, _ in used for rank in ranks} - set(plan.ranks)):
         raise PlanError(f"rank {idle[0]} would be left out")
@@ -98,11 +107,19 @@ def holding_layout(plan: Plan) -> Layout:
 
 @lru_cache(maxsize=32)
 def _search(
-    speeds: tuple[float, ...], weights: tuple[float, ...], micro_batches: int, costs: tuple[float, ...], message_us: float
+    speeds: tuple[float, ...],
+    weights: tuple[float, ...],
+    micro_batches: int,
+    costs: tuple[float, ...],
+    message_us: float,
+    *,
+    memory: _Memory | None = None,
 ) -> AdaptisResult:
     units = np.array(costs[:3])[:, None] * np.array(weights)
     units[:, -1] += costs[3:]
+    kept, held, limit = memory or ((1.0,) * len(weights), (), None)
     task = AdaptisTask(
-        costs_us=units, speeds=speeds, micro_batches=micro_batches, kept=np.ones(len(weights)), message_us=message_us
-    )
+        costs_us=units, speeds=speeds, micro_batches=micro_batches, kept=np.array(kept), message_us=message_us, held=held,
+        limit=limit,
+    )  # fmt: skip
     return tune(task, evaluations=EVALUATIONS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import msgspec
@@ -20,14 +21,16 @@ from unskew.analytics.planners.adaptis.layouts import PipelineLayout
 
 
 class AdaptisTask(msgspec.Struct, frozen=True, kw_only=True):
-    """`costs_us` [kind F B W, unit] on a healthy device, `speeds` per device, `kept` activations per unit (bytes, or any unit);
-    `limit`: most activations a device may keep (None = as the baselines)."""
+    """`costs_us` [kind F B W, unit] on a healthy device, `speeds` per device, `kept` activations per unit (bytes, or any unit),
+    of the last one with its logits; `held` by each unit all the time: parameters, moments, gradients, buffers (() = none that
+    counts); `limit`: the most that a device may have of both, the paper's M_d (None = as the baselines)."""
 
     costs_us: Array
     speeds: tuple[float, ...]
     micro_batches: int
     kept: Array
     message_us: float = 0.0
+    held: Sequence[float] = ()
     limit: float | None = None
 
     @property
@@ -87,7 +90,7 @@ def answer_of(task: AdaptisTask, layout: PipelineLayout, lists: tuple[tuple[Step
     return msgspec.structs.replace(
         blank,
         makespan_us=float(evaluate(schedule, durations, task.message_us).makespan_us),
-        kept_peak=max(peak_activations(schedule.chunks, stage_kept(task, layout)).values()),
+        kept_peak=most_kept(task, layout, peak_activations(schedule.chunks, stage_kept(task, layout))),
     )
 
 
@@ -96,6 +99,19 @@ def untimed(layout: PipelineLayout, lists: tuple[tuple[Step, ...], ...]) -> Adap
     return AdaptisResult(
         layout=layout, lists=lists, makespan_us=inf, kept_peak=inf, baselines_us={}, bound_us=0.0, evaluations=0
     )
+
+
+def most_kept(task: AdaptisTask, layout: PipelineLayout, activations: Mapping[int, float]) -> float:
+    """Of all devices, each with the activations that it keeps at most and what its stages hold."""
+    device_held = defaultdict[int, float](float)
+    for device, held in zip(layout.device, stage_held(task, layout), strict=True):
+        device_held[device] += held
+    return max(kept + device_held[device] for device, kept in activations.items())
+
+
+def stage_held(task: AdaptisTask, layout: PipelineLayout) -> list[float]:
+    """[stage]"""
+    return [float(sum(task.held[first:end])) for first, end in layout.spans]
 
 
 def stage_kept(task: AdaptisTask, layout: PipelineLayout) -> Array:

@@ -5,7 +5,7 @@ The paper's text could not be read; the rule is the one restated from its Algori
 them. Steps of `tune`:
 
 1. baselines: 1F1B, interleaved 1F1B (2 ranges per device) and ZB-H1 on the usual partition (equal counts of blocks, embedding
-   and head with the first and last); the most activations that one of them keeps on a device is the limit, unless one is given;
+   and head with the first and last); the most that one of them keeps on a device is the limit, unless one is given;
 2. starts: 1 to 4 ranges per device, in a loop or there and back, with the loads of the devices balanced (layouts.py), each
    scheduled by `dispatch`; the best few are tuned;
 3. each round looks at the timeline: with d = largest less smallest idle time of a device,
@@ -41,6 +41,7 @@ from unskew.analytics.planners.adaptis.task import (
     AdaptisTask,
     answer_of,
     gains,
+    most_kept,
     stage_costs,
     stage_kept,
     untimed,
@@ -74,7 +75,7 @@ def tune(task: AdaptisTask, *, evaluations: int = 600) -> AdaptisResult:
     if best.us < inf:
         answers.append(answer_of(task, best.layout, best.found.lists))
     if not answers:
-        raise PlanError(f"no order keeps the activations of a device within {limit:g}")
+        raise PlanError(f"no order keeps what a device has within {limit:g}")
     answer = weights_early(task, min(answers, key=lambda found: found.makespan_us))
     return msgspec.structs.replace(
         answer,
@@ -107,5 +108,5 @@ def _baseline(task: AdaptisTask, name: str) -> AdaptisResult | None:
     return msgspec.structs.replace(
         untimed(layout, tuple(lists)),
         makespan_us=makespan,
-        kept_peak=max(peak_activations(chunks, stage_kept(task, layout)).values()),
+        kept_peak=most_kept(task, layout, peak_activations(chunks, stage_kept(task, layout))),
     )

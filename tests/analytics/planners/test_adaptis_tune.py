@@ -125,10 +125,34 @@ def test_a_limit_on_activations_is_kept_and_an_impossible_one_refused():
     tight = tune(task_of("llama3-8b", limit=0.6 * free.kept_peak), evaluations=60)
     assert tight.kept_peak <= 0.6 * free.kept_peak
     assert tight.makespan_us >= free.makespan_us
-    with pytest.raises(PlanError, match="no order keeps the activations"):
+    with pytest.raises(PlanError, match="no order keeps what a device has"):
         tune(task_of("llama3-8b", limit=1.0), evaluations=20)
     with pytest.raises(PlanError, match="at least one unit per device"):
         tune(task_of("llama3-8b", devices=40), evaluations=20)
+
+
+def test_a_cut_that_logits_or_parameters_alone_forbid_is_not_taken():
+    """Four equal blocks and a head that costs as much as two: two devices, three units each but for what the head takes."""
+    costs = np.array([[1.0, 1.0, 1.0, 1.0, 2.0]] * 3)
+    facts = {"costs_us": costs, "speeds": (1.0, 1.0), "micro_batches": 4, "limit": 30.0}
+
+    def devices(kept: list[float], held: tuple[float, ...]) -> tuple[set[int], float]:
+        found = tune(AdaptisTask(**facts, kept=np.array(kept), held=held), evaluations=120)
+        with_head = found.layout.device[-1]
+        units = zip(found.layout.device, found.layout.spans, strict=True)
+        assert found.kept_peak <= 30.0
+        return {unit for device, (first, end) in units if device == with_head for unit in range(first, end)}, found.makespan_us
+
+    free, free_us = devices([1.0] * 5, (1.0,) * 5)
+    assert len(free) > 1
+    by_logits, us = devices([1.0] * 4 + [28.0], (1.0,) * 5)
+    assert by_logits == {4}
+    assert us > free_us
+    by_parameters, us = devices([1.0] * 5, (1.0,) * 4 + (28.0,))
+    assert by_parameters == {4}
+    assert us > free_us
+    with pytest.raises(PlanError, match="no order keeps what a device has within 30"):
+        devices([1.0] * 5, (1.0,) * 4 + (30.0,))
 
 
 def test_uniform_stages_reach_the_known_optimum():
