@@ -72,7 +72,12 @@ def judge_workers(
     floor = float(known.max() if len(known) else np.nanmax(spread, initial=options.sigma_floor))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
     sizes = np.concatenate([readings[:-1], _over_others(times, company, _within(times, stretches))[None]])
-    compared = [*_slower(times, sizes, noise, company, options, stretches=stretches, test=test, lengths_known=lengths_known)]
+    compared = [
+        *_slower(
+            times, readings, sizes, noise, company,
+            options=options, stretches=stretches, test=test, lengths_known=lengths_known,
+        )
+    ]  # fmt: skip
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
     by_itself = _by_itself(times, [*compared, *alone], over, equal_work=equal_work)
     kept = [one for one in (*compared, *alone) if one not in by_itself]
@@ -218,34 +223,37 @@ def _stretches(
 def _slower(
     times: RankTimes,
     readings: Floats,
+    sizes: Floats,
     noise: Floats,
     company: PeerGroups,
-    options: DetectorOptions,
     *,
+    options: DetectorOptions,
     stretches: Mapping[tuple[int, int], Stretches],
     test: StretchTest,
     lengths_known: bool,
 ) -> Iterator[Verdict]:
-    """A verdict on each episode of a rank that took longer: than the others of its role, or than it does else."""
+    """A verdict on each episode of a rank that took longer: than the others of its role, or than it does else. Who is named is
+    so by `readings`, over all others: over those alone that are in no episode (`sizes`, which state how slow), one that is
+    named would let others pass that are as long as ever."""
     n = len(times.iterations)
     least = options.least_level(young=n < options.own_past)
     for column, rank in enumerate(times.role_of):
-        of_rank = {kind: readings[~np.isnan(noise[:, k, column]), k, :, column] for k, kind in enumerate(times.kinds)}
-        if not all(map(len, of_rank.values())):
+        known = {kind: ~np.isnan(noise[:, k, column]) for k, kind in enumerate(times.kinds)}
+        if not all(one.any() for one in known.values()):
             continue
-        sigmas = {
-            kind: np.maximum(noise[~np.isnan(noise[:, k, column]), k, column], options.sigma_floor)
-            for k, kind in enumerate(times.kinds)
-        }
+        sigmas = {kind: np.maximum(noise[known[kind], k, column], options.sigma_floor) for k, kind in enumerate(times.kinds)}
         found = [(one, kind) for k, kind in enumerate(times.kinds) for one in stretches[k, column].found]
         healthy = np.ones(n, dtype=bool)
         for one, _ in found:
             healthy[one.begin : one.end] = False
         taken: list[Stretch] = []
         for one, kind in sorted(found, key=lambda item: -item[0].over):
-            levels = {k: _level(of, one, healthy, test) for k, of in of_rank.items()}
+            shown, levels = (
+                {name: _level(of[known[name], k, :, column], one, healthy, test) for k, name in enumerate(times.kinds)}
+                for of in (readings, sizes)
+            )
             needed = level_of_few(options, one.end - one.begin, young=n < options.own_past)
-            if any(one.begin < other.end and other.begin < one.end for other in taken) or levels[kind] < needed:
+            if any(one.begin < other.end and other.begin < one.end for other in taken) or shown[kind] < needed:
                 continue
             taken.append(one)
             slacks = {k: max(least / 2, options.slack_of(float(sigma.max()))) for k, sigma in sigmas.items()}

@@ -24,6 +24,8 @@ from unskew.analytics.predictor.regression import HUBER, LEAST_SLOW, Floats, Reg
 
 FEATURES = ("n_layers", "has_head", "tokens", "sum_sq", "rank")
 """`rank` is not predicted from: it says whose chunk it was, so that a rank that the others contradict can be left out."""
+MOST = 1e40
+"""Products of larger numbers have no square: the solver that is given infinity for it ends the process."""
 
 
 def features_of(chunks: Sequence[Chunk]) -> tuple[Floats, Floats]:
@@ -65,9 +67,10 @@ class ChunkTimeRegressor:
     def fit(self, X: ArrayLike, y: ArrayLike) -> ChunkTimeRegressor:  # noqa: N803
         """Raises `ValueError` where there is nothing to fit: no row, or a time that is not positive and finite."""
         rows, us = _checked(X), np.asarray(y, float)
-        if us.shape != (len(rows),) or not len(us) or not ((us > 0) & np.isfinite(us)).all():
+        if us.shape != (len(rows),) or not len(us) or not (us > 0).all() or not _countable(us):
             raise ValueError(
-                f"y must have one positive and finite time for each of the {len(rows)} rows of X, and there must be one"
+                f"y must have one positive and finite time for each of the {len(rows)} rows of X, and there must be one, "
+                f"allowed: {1 / MOST:g} to {MOST:g}"
             )
         solution = solve(data_of(rows, us), huber=self.huber, least_slow=self.least_slow)
         self.coef_, self.terms_, self.left_out_ = solution.coefficients, tuple(solution.terms), solution.left_out
@@ -110,6 +113,11 @@ def _checked(X: ArrayLike) -> Floats:  # noqa: N803
     rows = np.asarray(X, float)
     if rows.ndim != 2 or rows.shape[1] != len(FEATURES):
         raise ValueError(f"X must have {len(FEATURES)} columns ({', '.join(FEATURES)}), its shape is {rows.shape}")
-    if not np.isfinite(rows).all():
-        raise ValueError("X must have finite numbers, and has NaN or inf")
+    if not _countable(rows):
+        raise ValueError(f"X must have finite numbers, and has NaN, inf or others, allowed: 0, {1 / MOST:g} to {MOST:g}")
     return rows
+
+
+def _countable(numbers: Floats) -> bool:
+    sizes = np.abs(numbers[numbers != 0])
+    return bool(((sizes >= 1 / MOST) & (sizes <= MOST)).all())
