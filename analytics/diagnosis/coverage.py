@@ -16,10 +16,12 @@ import numpy as np
 import polars as pl
 
 from unskew.analytics.core.outcome import LEAST_LOST_SHARE
+from unskew.analytics.diagnosis.ranks.rank_times import with_expected
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.analytics.diagnosis.trace.clocks import why_clocks_disagree
 from unskew.analytics.diagnosis.trace.model import PAUSES, Trace
 from unskew.analytics.diagnosis.trace.replay import TraceRecording
+from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.collector.events import CHUNK_KINDS, CHUNK_NAMES, COLLECTIVE_KINDS
 
 MOST_MISSING = 0.1
@@ -28,11 +30,11 @@ LEAST_ITERATIONS = 8
 MOST_SHOWN = 4
 
 
-def gaps_of(log: RunLog, *, chunks: bool, recordings: Sequence[TraceRecording] = ()) -> list[str]:
+def gaps_of(log: RunLog, *, chunks: bool, sections: Sequence[TraceSection] = ()) -> list[str]:
     """What the log lacks, beside what it says itself, for a judgement of the whole run, which goes by its `chunks` or by less;
-    of an imported one also what its `recordings` leave out."""
+    of an imported one also what its `sections` leave out."""
     if log.imported:
-        return [*_of_recording(log), *_left_out(log, recordings)]
+        return [*_of_recording(log, sections), *_left_out(log, [one.recording for one in sections])]
     found = list[str]()
     numbers = log.iterations["iteration"]
     if numbers.len() and (missing := int(numbers[-1]) - int(numbers[0]) + 1 - numbers.n_unique()):
@@ -68,14 +70,15 @@ def _gone_back(log: RunLog) -> list[str]:
     return [f"{among_them} of {len(numbers)} iterations are of a job that was restarted there, before or after it"]
 
 
-def _of_recording(log: RunLog) -> list[str]:
+def _of_recording(log: RunLog, sections: Sequence[TraceSection]) -> list[str]:
     """Of an imported one; what one of our own runs lacks its own events say."""
     between = _unjudged(_time_between(log), "between what is recorded of an iteration and the beginning of the next", least=0.0)
     found = [*_missing_ranks(log), *_missing_iterations(log), *_gone_back(log), *between]
     trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
     if trace.has_chunks:
         beside = _unjudged(_time_outside(log, (*CHUNK_KINDS, *waits, *PAUSES)), "outside its recorded passes and waits")
-        return [*found, *_missing_work(trace, CHUNK_KINDS), *_unmeasured(trace), *beside, *_one_is_fast(trace)]
+        fast = _one_is_fast(trace, next((one for one in sections if one.lengths_logged), None))
+        return [*found, *_missing_work(trace, CHUNK_KINDS), *_unmeasured(trace), *beside, *fast]
     if trace.kinds & set(COLLECTIVE_KINDS):
         beside = _unjudged(_time_in(log, "data_wait"), "waiting for input, and nobody is seen to wait for that", least=0.0)
         clocks = why_clocks_disagree(trace)
@@ -231,11 +234,12 @@ def _unjudged(shares: pl.DataFrame, where: str, least: float | None = None) -> l
     return [f"{100 * often['share'][-1]:.0f} % of the time of rank {often['rank'][-1]} is {where}"]
 
 
-def _one_is_fast(trace: Trace) -> list[str]:
-    """A rank that takes much less than its peers for the same work, in either half of the recording: then most of them are
-    slow, or it has less to do."""
+def _one_is_fast(trace: Trace, by_lengths: TraceSection | None) -> list[str]:
+    """A rank that takes much less than its peers, over what lengths let expect where they are known, in either half of the
+    recording: then most of them are slow, or it has less to do."""
     chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
-    mean = chunks.group_by("kind", "stage", "iteration", "rank").agg(us=pl.col("wall_us").mean())
+    over = pl.col("wall_us").sum() / pl.col("expected_us").sum()
+    mean = with_expected(chunks, by_lengths).group_by("kind", "stage", "iteration", "rank").agg(us=over)
     peers = mean.with_columns(
         of_peers=pl.col("us") / pl.col("us").median().over("kind", "stage", "iteration"),
         n=pl.len().over("kind", "stage", "iteration"),

@@ -145,7 +145,7 @@ def diagnose(log: RunLog) -> Diagnosis:
     if findings is not None and findings.of_job is not None:
         sights.append(findings.of_job)
         unexplained = (_located if log.released and seen == "chunks" else _worse)(unexplained, findings.long_ones)
-    gaps = [*gaps_of(log, chunks=seen == "chunks", recordings=[one.recording for one in sections]), *gaps]
+    gaps = [*gaps_of(log, chunks=seen == "chunks", sections=sections), *gaps]
     outcome = outcome_of(
         holding := _urgent_first(log, faults(verdicts)),
         sights,

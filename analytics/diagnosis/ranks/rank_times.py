@@ -43,8 +43,7 @@ def follow_ranks(trace: Trace, options: DetectorOptions, by_lengths: TraceSectio
     why = "; ".join(dict.fromkeys(blurred.values()))
     if not clear:
         return Findings(sight=Sight(scope="device", smallest_slowdown=None, why=why)), why
-    known = by_lengths is not None
-    chunks = chunks.with_columns(expected_us=1.0) if by_lengths is None else chunks.join(_expected(by_lengths), on=OF_CHUNK)
+    known, chunks = by_lengths is not None, with_expected(chunks, by_lengths)
     iterations = tuple(chunks["iteration"].unique().sort().to_list())
     mean = chunks.group_by("kind", "iteration", "rank").agg(us=pl.col("own_us").sum() / pl.col("expected_us").sum())
     us = np.stack([_table(mean.filter(kind=kind), "us", iterations, tuple(role_of)) for kind in clear])
@@ -54,15 +53,18 @@ def follow_ranks(trace: Trace, options: DetectorOptions, by_lengths: TraceSectio
     return found, why
 
 
-def _expected(section: TraceSection) -> pl.DataFrame:
-    """A row for each chunk: what it should take."""
-    operations, iterations = section.recording.graph.operations, section.recording.iterations
+def with_expected(chunks: pl.DataFrame, by_lengths: TraceSection | None) -> pl.DataFrame:
+    """Chunks with `expected_us`: what their lengths let expect, of those in the section; 1 where lengths are not known."""
+    if by_lengths is None:
+        return chunks.with_columns(expected_us=1.0)
+    operations, iterations = by_lengths.recording.graph.operations, by_lengths.recording.iterations
     places = [(i, KIND[one.kind], one.rank, one.micro_batch) for i, one in enumerate(operations) if one.micro_batch is not None]
-    return pl.DataFrame(
-        [(*chunk, at, section.expected_us[i, column]) for i, *chunk in places for column, at in enumerate(iterations)],
+    expected = pl.DataFrame(
+        [(*chunk, at, by_lengths.expected_us[i, column]) for i, *chunk in places for column, at in enumerate(iterations)],
         schema=[*OF_CHUNK, "expected_us"],
         orient="row",
     )
+    return chunks.join(expected, on=OF_CHUNK)
 
 
 def follow_steps(steps: pl.DataFrame, options: DetectorOptions) -> tuple[Findings, bool]:

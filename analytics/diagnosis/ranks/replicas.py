@@ -1,11 +1,12 @@
 """A whole replica that is slower than the others for many iterations, whatever its micro-batches: the replica or its data.
 
-Where lengths are inferred, the stages of a replica excuse each other: that all of them are slow looks like long documents. What
-tells a shift from lengths is that lengths are drawn anew: how much longer than the others' a replica's chunks take in one
+Where lengths are inferred, the stages of a replica excuse each other: that all of them are slow looks like long documents.
+What tells a shift from lengths is that lengths are drawn anew: how much longer than the others' a replica's chunks take in one
 iteration says nothing about the next, while a shift stays. So, per replica and iteration, the excess is the log of its mean
 chunk time over the median of the other replicas', the least over kinds of work and stages (a single slow device slows one
-stage). Its noise `sigma` comes from the differences of successive iterations, which a shift leaves alone. Stretches of
-iterations in which it is higher are named by the rule for ranks (detector/series/stretches.py).
+stage); where lengths are logged, of the time over what they let expect. Its noise `sigma` comes from the differences of
+successive iterations, which a shift leaves alone. Stretches of iterations in which it is higher are named by the rule for
+ranks (detector/series/stretches.py).
 
 What stays cannot be told from data that is always longer there: the verdict accuses the replica or its data, and the two
 share the confidence.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.stretches import Stretch, StretchTest, stretches_of
+from unskew.analytics.detector.stages import NEXT_STEP as WITH_LENGTHS
 from unskew.analytics.detector.verdicts import MEDIAN_ERROR, UNDECIDED, replica_words
 from unskew.analytics.diagnosis.trace.section import TraceSection
 from unskew.analytics.pipeline.dag import Array
@@ -89,14 +91,16 @@ def excess_of(
 def _over_others(
     section: TraceSection, work_us: Array, members: NDArray[np.signedinteger], slow: Collection[int | None]
 ) -> dict[int, Array]:
-    """replica -> [iteration] log of its mean time in a cell over the median of the others'; none where there are no others."""
+    """replica -> [iteration] log of its mean time in a cell, over its lengths where they are known, over the median of the
+    others'; none where there are no others."""
     operations = section.recording.graph.operations
     named = {operations[i].replica for i in members if operations[i].rank in slow}
     place = np.array([operations[i].replica for i in members])
     replicas = sorted({*place.tolist()} - named)
     if len(replicas) < 2:
         return {}
-    means = [work_us[place == replica].mean(axis=0) for replica in replicas]
+    expected_us = section.expected_us[members] if section.lengths_logged else np.ones_like(work_us)
+    means = [work_us[place == one].sum(axis=0) / expected_us[place == one].sum(axis=0) for one in replicas]
     logs = np.log(np.maximum(means, 1e-9))
     return {replica: logs[row] - np.median(np.delete(logs, row, axis=0), axis=0) for row, replica in enumerate(replicas)}
 
@@ -128,6 +132,7 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
     ranks = sorted({operation.rank for operation in operations if operation.replica == replica})
     ratio = {kind: exp(_level(of, row, shift)) for kind, of in sorted(excess.of_kind.items())}
     times = exp(_level(excess.least, row, shift))
+    whatever = "over what their lengths let expect" if section.lengths_logged else "whatever the micro-batch"
     return Verdict(
         verdict=0,
         cause="unknown",
@@ -139,8 +144,8 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
         at_iteration=iterations[shift.end - 1],
         confidence=UNDECIDED,
         sentence=(
-            f"{replica_words(replica, ranks)} or its data, and the log does not show which: whatever the micro-batch, all its "
-            f"stages take {times_as_long(times)} as the other replicas' since iteration {since}"
+            f"{replica_words(replica, ranks)} or its data, and the log does not show which: {whatever}, all its stages take "
+            f"{times_as_long(times)} as the other replicas' since iteration {since}"
         ),
         evidence={
             "time_ratio": {kind: round(value, 4) for kind, value in ratio.items()},
@@ -148,7 +153,7 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
             "over_limit": round(shift.over, 2),
             "n": shift.end - shift.begin,
             "ranks": ranks,
-            "next_step": NEXT_STEP,
+            "next_step": WITH_LENGTHS if section.lengths_logged else NEXT_STEP,
         },
         config=options.digest,
     )

@@ -15,7 +15,7 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.diagnosis.causes import named
-from unskew.analytics.diagnosis.diagnose import diagnose
+from unskew.analytics.diagnosis.diagnose import Diagnosis, diagnose
 from unskew.analytics.diagnosis.failslow import as_slow
 from unskew.analytics.diagnosis.ranks.rank_times import follow_ranks
 from unskew.analytics.diagnosis.runlog import RunLog
@@ -72,12 +72,11 @@ def test_uneven_documents_accuse_no_replica(seed: int) -> None:
     assert follow_ranks(trace(seed, 1.0, spread=0.4), DetectorOptions())[0].verdicts == ()
 
 
-def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> None:
-    """As of a run of ours that was exported and imported: over the median of others, one of which is slow, 0.71 and 0.68, and
-    what else would be seen a factor of 1.7."""
-    plan = uniform_plan(tp=1, pp=1, dp=4, n_layers=4, micro_batches=8)
-    tokens = np.random.default_rng(1).integers(60, 256, (STEPS, 8))
-    slow = {1: 1.5, 3: 1.5}
+def with_lengths_diagnosed(*, stages: int, slow: dict[int, float], heavy: float = 1.0) -> Diagnosis:
+    """Four replicas whose lengths are logged, those of replica 0 `heavy` times as long; ranks are `slow` from `SINCE` on."""
+    plan = uniform_plan(tp=1, pp=stages, dp=4, n_layers=4, micro_batches=8)
+    longer = [heavy if route.replica == 0 else 1.0 for route in sorted(plan.routes, key=lambda route: route.micro_batch)]
+    tokens = np.random.default_rng(1).integers(60, 256, (STEPS, 8)) * np.array(longer)
 
     def factor(iteration: int, chunk: Action) -> float:
         times = slow.get(chunk.rank, 1.0) if iteration >= SINCE else 1.0
@@ -88,7 +87,31 @@ def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> N
         step: {number: work_of([int(tokens[step, batch])]) for number, batch in enumerate(batches)} for step in range(STEPS)
     }
     log = log_of(spans_of(plan, iterations=STEPS, spread=0.0, factor=factor))
-    found = diagnose(msgspec.structs.replace(log, works=works))
+    return diagnose(msgspec.structs.replace(log, works=works))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_replica_that_is_given_longer_documents_is_not_slow_where_their_lengths_are_known(stages: int) -> None:
+    """It took "2.04 times as long as the other replicas", it "or its data, and the log does not show which"; and the others
+    0.76 of their peers' time."""
+    found = with_lengths_diagnosed(stages=stages, slow={}, heavy=2.0)
+    assert (found.outcome, [one.cause for one in found.verdicts]) == ("well", ["long_sequences"])
+
+
+def test_a_slow_replica_is_as_slow_as_it_is_for_its_lengths_where_they_are_known() -> None:
+    found = with_lengths_diagnosed(stages=2, slow={0: 1.5, 1: 1.5}, heavy=2.0)
+    (verdict,) = [one for one in found.verdicts if one.cause == "unknown"]
+    assert verdict.culprits[0].replica == 0
+    assert verdict.speed == {kind: pytest.approx(1 / 1.5, rel=0.05) for kind in "BF"}
+    assert "over what their lengths let expect" in verdict.sentence
+    assert "log document lengths" not in verdict.evidence["next_step"]
+
+
+def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> None:
+    """As of a run of ours that was exported and imported: over the median of others, one of which is slow, 0.71 and 0.68, and
+    what else would be seen a factor of 1.7."""
+    slow = {1: 1.5, 3: 1.5}
+    found = with_lengths_diagnosed(stages=1, slow=slow)
     speeds = {one.culprits[0].rank: one.speed for one in found.verdicts if one.cause == "slow_device"}
     assert speeds == {rank: {kind: pytest.approx(1 / times, rel=0.03) for kind in "BF"} for rank, times in slow.items()}
     assert found.smallest_slowdown is not None
