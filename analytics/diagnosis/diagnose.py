@@ -180,8 +180,8 @@ def _measured(
 ) -> tuple[list[tuple[TraceSection, LostTime]], list[str]]:
     """The sections with where their time was lost, and why some have none."""
     measured = [(section, time_lost(section, verdicts)) for section in sections]
-    why = [lost.contradiction for _, lost in measured if lost.contradiction]
-    return [(section, lost) for section, lost in measured if not lost.contradiction], why
+    why = [lost.why_unknown for _, lost in measured if lost.why_unknown]
+    return [(section, lost) for section, lost in measured if not lost.why_unknown], why
 
 
 def _taken_over(log: RunLog, verdict: Verdict) -> bool:

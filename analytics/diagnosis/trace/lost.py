@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.outcome import times_as_long
-from unskew.analytics.diagnosis.trace.replay import ideal_us, makespan_us
+from unskew.analytics.diagnosis.trace.replay import TraceRecording, ideal_us, makespan_us
 from unskew.analytics.diagnosis.trace.scenarios import (
     STALL,
     balanced_lengths,
@@ -66,11 +66,13 @@ ORDER = tuple(cause for cause in (*OF_MACHINES, *OF_WORK) if cause not in LOCATE
 
 class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     """One section's loss: [iteration] us of one device each; `causes` in the order of `ORDER`, `located` in that of `LOCATED`.
-    `parts`, together, are `measured_us - ideal_us`. `replayed_us`: what was done, laid out again as it was. `healthy_us`
-    [operation, iteration]: what operations would have taken on machines that nothing was wrong with."""
+    `parts`, together, are `measured_us - ideal_us`. `replayed_us`: what was done, laid out again as it was; `beside_us`: how
+    long chunks of a rank passed beside others of it, of the rank with most. `healthy_us` [operation, iteration]: what
+    operations would have taken on machines that nothing was wrong with."""
 
     measured_us: Array
     replayed_us: Array
+    beside_us: Array
     healthy_us: Array
     ideal_us: Array
     causes: dict[str, Array]
@@ -78,14 +80,16 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True):
     unexplained_us: Array
 
     @property
-    def contradiction(self) -> str:
-        """Why the recording cannot be true, so that no share of its time is: chunks of a rank overlap, or an iteration is over
-        before they are; "" = it can."""
-        times = float(self.replayed_us.sum() / self.measured_us.sum())
-        if times <= MOST_BEYOND and self.ideal_us.sum() >= 0:
-            return ""
-        took = times_as_long(times)
-        return f"the trace contradicts itself: one after the other, what its ranks did takes {took} as its iterations last"
+    def why_unknown(self) -> str:
+        """Why no share of the time can be stated: chunks of a rank overlap, which a replay lays out one after the other, or an
+        iteration is over before its parts are; "" = they can."""
+        measured, replayed = float(self.measured_us.sum()), float(self.replayed_us.sum())
+        if replayed <= MOST_BEYOND * measured:
+            return "" if self.ideal_us.sum() >= 0 else "the trace contradicts itself: its parts add up to more than its time"
+        took = f"one after the other, what its ranks did takes {times_as_long(replayed / max(measured, 1.0))} as its iterations"
+        if self.beside_us.sum() > (MOST_BEYOND - 1) * measured:
+            return f"chunks of a rank overlap, and a replay, which knows one stream of each rank, cannot lay that out: {took}"
+        return f"the trace contradicts itself: {took}"
 
     @property
     def parts(self) -> dict[str, Array]:
@@ -118,6 +122,7 @@ def time_lost(section: TraceSection, verdicts: Sequence[Verdict] = ()) -> LostTi
     return LostTime(
         measured_us=measured,
         replayed_us=late,
+        beside_us=_beside_us(recording),
         healthy_us=healthy,
         ideal_us=ideal,
         causes={cause: lost[cause] for cause in ORDER},
@@ -166,6 +171,21 @@ def _late_for_cores(section: TraceSection) -> Array:
         late[i] = np.minimum(late[i], left[ranks[i]])
         left[ranks[i]] = left[ranks[i]] - late[i] + spare[i]
     return late
+
+
+def _beside_us(recording: TraceRecording) -> Array:
+    """[iteration]: how long chunks of a rank passed beside others of it, of the rank with most."""
+    chunks_of: dict[int, list[int]] = {}
+    for i, operation in enumerate(recording.graph.operations):
+        if operation.micro_batch is not None:
+            chunks_of.setdefault(operation.rank, []).append(i)
+    found = np.zeros_like(recording.iteration_us, dtype=np.float64)
+    for mine in chunks_of.values():
+        order = np.argsort(recording.start_us[mine], axis=0)
+        begin, us = (np.take_along_axis(of[mine], order, axis=0) for of in (recording.start_us, recording.wall_us))
+        free = np.maximum.accumulate(begin + us, axis=0)[:-1]
+        found = np.maximum(found, np.clip(free - begin[1:], 0.0, us[1:]).sum(axis=0))
+    return found
 
 
 def _healed(section: TraceSection, work: Array, verdict: Verdict, slow: Collection[int]) -> Array:

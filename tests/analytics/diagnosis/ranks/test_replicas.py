@@ -118,7 +118,7 @@ def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> N
     assert found.smallest_slowdown < 1.1
 
 
-def test_a_trace_that_contradicts_itself_states_no_share_of_its_time() -> None:
+def test_a_trace_whose_chunks_overlap_states_no_share_of_its_time() -> None:
     """Chunks of one rank that overlap by nine tenths: 104 % of the time was said to have gone into some of them."""
     random, rows = np.random.default_rng(0), list[tuple[object, ...]]()
     for step, replica in itertools.product(range(40), range(3)):
@@ -132,5 +132,6 @@ def test_a_trace_that_contradicts_itself_states_no_share_of_its_time() -> None:
     times = trace.iterations.select("iteration", iteration_us=pl.col("end_us") - pl.col("begin_us"))
     found = diagnose(RunLog(run="r", device_kind=None, clock="imported", options={}, ranks=3, iterations=times, trace=trace))
     assert (found.outcome, found.time_lost_s) == ("cannot_be_judged", {})
-    assert "the trace contradicts itself" in found.why
+    assert "chunks of a rank overlap" in found.why
+    assert "contradict" not in found.why, "weight gradients may be computed on another stream"
     assert max(map(float, re.findall(r"([\d.]+) % of (?:the|all) time", found.why)), default=0.0) <= 100

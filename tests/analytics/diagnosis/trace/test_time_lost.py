@@ -17,7 +17,7 @@ from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.workload import work_of
 from unskew.analytics.diagnosis.causes import LEAST_SHARE
 from unskew.analytics.diagnosis.diagnose import diagnose
-from unskew.analytics.diagnosis.trace.lost import time_lost
+from unskew.analytics.diagnosis.trace.lost import LostTime, time_lost
 from unskew.analytics.diagnosis.trace.replay import makespan_us
 from unskew.analytics.diagnosis.trace.scenarios import (
     balanced_lengths,
@@ -309,3 +309,26 @@ def test_a_plan_that_splits_backward_passes_is_explained_by_a_predictor_that_saw
     section = with_lengths(record(trace_of(spans_of(plan, iterations=3))), works, cost, plan)
     expected = {o.kind: us for o, (us, *_) in zip(section.recording.graph.operations, section.expected_us, strict=True)}
     assert expected["B"] + expected["W"] == pytest.approx(3 * (80 + 40))
+
+
+@pytest.mark.parametrize(
+    ("measured", "replayed", "beside", "ideal", "words"),
+    [
+        (100, 109, 50, 60, ""),
+        (0, 0, 0, 0, ""),
+        (100, 145, 45, 90, "chunks of a rank overlap, and a replay"),
+        (100, 145, 0, 90, "the trace contradicts itself: one after the other, what its ranks did takes 1.45 times"),
+        (100, 98, 0, -1, "the trace contradicts itself: its parts add up to more than its time"),
+    ],
+)
+def test_why_no_share_of_the_time_can_be_stated(
+    measured: float, replayed: float, beside: float, ideal: float, words: str
+) -> None:
+    """A replay of 0.98 times the time contradicted it, and one of no time took "nan times as long"."""
+    us = [np.array([float(one)]) for one in (measured, replayed, beside, ideal)]
+    lost = LostTime(
+        measured_us=us[0], replayed_us=us[1], beside_us=us[2], ideal_us=us[3], healthy_us=us[0], causes={}, located={},
+        unexplained_us=us[0],
+    )  # fmt: skip
+    assert lost.why_unknown.startswith(words)
+    assert bool(lost.why_unknown) == bool(words)
