@@ -203,6 +203,14 @@ def test_a_rank_slow_from_the_first_recorded_step_on_is_dated_to_it(until: int) 
     assert ("always heavier" in verdict.sentence) == (until == 60)
 
 
+@pytest.mark.parametrize(("sigma", "stated"), [(0.02, True), (0.5, False)])
+def test_of_a_rank_that_has_nobody_beside_it_no_change_is_stated_that_takes_a_factor_of_two(sigma: float, stated: bool) -> None:
+    times = RankTimes(("step",), tuple(range(40)), {0: 0, 1: 0, 2: 1}, noisy(np.random.default_rng(0), 40, 3, sigma)[None])
+    sight = judge_workers(times, DetectorOptions(), equal_work=True).sight
+    assert not sight.sees
+    assert ("turned slow later by" in sight.why) == stated
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("options", [DetectorOptions(), SHARED_MACHINE])

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import polars as pl
 import pytest
 from support.jobs.ddp_job import Part, RankStep, job, kineto
 from support.traces.foreign_traces import log_of, spans_of
 from typer.testing import CliRunner
 
 from unskew.analytics.core.layout import uniform_plan
+from unskew.analytics.diagnosis.coverage import gaps_of
 from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.ranks.lockstep import why_in_step
 from unskew.cli import app
+from unskew.collector.events import Span
 
 RANKS, STEPS = 4, 40
 Cell = str | float
@@ -144,6 +147,19 @@ def test_input_that_only_collectives_stand_beside_is_not_left_out_in_silence(tmp
     (run,) = json.loads((tmp_path / "d.json").read_text())["runs"]
     causes = [(one["cause"], [party["rank"] for party in one["culprits"]]) for one in run["verdicts"]]
     assert causes == ([("input_bound", [1])] if word == "wrong" else [])
+
+
+def test_an_input_that_takes_longer_than_the_timed_step_is_all_of_its_time() -> None:
+    """It was 300 %."""
+    spans = [
+        Span(device=str(rank), rank=rank, plan_version=0, attempt=0, iteration=step, kind=kind, start_us=begin, wall_us=us)
+        for step in range(10)
+        for rank in range(2)
+        for kind, begin, us in (("data_wait", 4000 * step, 3000), ("all_reduce", 4000 * step + 3000, 1000))
+    ]
+    timed = pl.DataFrame({"iteration": range(10), "iteration_us": [1000.0] * 10})
+    (gap,) = gaps_of(msgspec.structs.replace(log_of(spans), iterations=timed), chunks=False)
+    assert gap.startswith("100 % of the time of rank 1 is waiting for input")
 
 
 def test_what_an_import_or_a_replay_leaves_out_is_a_gap() -> None:

@@ -12,6 +12,7 @@ from unskew.analytics.core.workload import work_of
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.loop.watched.attached_rules import AttachedState, begin, committed
 from unskew.analytics.loop.watched.found_plan import plan_of
+from unskew.analytics.loop.watched.side_by_side import RankWindow, compare
 from unskew.collector.events import DetectionLimit, Event, RankAttached, Verdict, VerdictClosed
 
 NOISE, STEPS = 0.04, 56
@@ -338,6 +339,18 @@ def test_always_longer_sequences_are_reported_as_such() -> None:
     events = job(HEALTHY, lengths="longer")
     assert named(events) == [("long_sequences", ())]
     assert next(event for event in events if isinstance(event, Verdict)).evidence["ranks"] == [1]
+
+
+def test_what_lengths_cost_by_a_predictor_that_is_wrong_is_no_more_than_all_of_the_time() -> None:
+    """It was 580 % of the time."""
+    expected = {kind: np.tile([100.0, 3000.0], (20, 1)) for kind in ("F", "B")}
+    us = {kind: np.full((20, 2), 450.0) for kind in ("F", "B", "optimizer", "other", "data_wait", "gc")}
+    window = RankWindow(
+        stage_of={0: 0, 1: 0}, iterations=tuple(range(20)), measured_us=np.full(20, 1000.0), us=us, expected_us=expected
+    )
+    (given,) = [one for one in compare(window, options_for("cores")).verdicts if one.cause == "long_sequences"]
+    assert given.evidence["share_of_time"] == 1.0
+    assert "costs 100.0 % of the time" in given.sentence
 
 
 @pytest.mark.parametrize(("slow", "ranks"), [(0, 2), (1, 2), (1, 4)])

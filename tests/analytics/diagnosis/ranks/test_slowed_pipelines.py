@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import msgspec
 import numpy as np
 import pytest
-from support.traces.foreign_traces import log_of, spans_of
+from support.traces.foreign_traces import REDUCE_US, log_of, spans_of
 from support.traces.slowed_pipelines import PipelineScore, scored, slowed_pipeline
 
 from unskew.analytics.core.layout import uniform_plan
@@ -104,6 +105,22 @@ def test_with_one_replica_what_costs_much_is_the_stage_or_its_device() -> None:
     assert "its layers or its device" in stage.sentence
 
 
+@pytest.mark.parametrize(
+    ("noise", "replicas", "stated", "missing"),
+    [
+        (0.3, 1, "one that turned slow later by", "cannot be told from its data"),
+        (0.8, 1, "looks like a costly stage", "turned slow later"),
+        (0.3, 2, "of a whole replica by", "cannot be told from its data"),
+        (2.5, 2, "a whole replica that is slow cannot be told from its data", "of a whole replica by"),
+    ],
+)
+def test_what_no_factor_of_two_or_ten_would_show_is_not_stated(noise: float, replicas: int, stated: str, missing: str) -> None:
+    """ "By 12,300 % or more" is no statement."""
+    plan = uniform_plan(tp=1, pp=2, dp=replicas, n_layers=2, micro_batches=4)
+    found = diagnose(log_of(spans_of(plan, iterations=20, spread=0.02, noise=noise)))
+    assert (stated in found.why, missing in found.why) == (True, False), found.why
+
+
 def test_where_two_ranks_explain_it_alike_neither_is_accused() -> None:
     """Two stages, two replicas, lengths that vary by more than the rank is slow: rank 3, or rank 0 and shorter documents."""
     found = diagnosed(2, 2, {3: 1.2}, spread=1.5)
@@ -118,10 +135,12 @@ def test_healthy_pipelines_accuse_nobody(seed: int) -> None:
     assert accused(diagnose(pipeline.log())) == {}
 
 
-def without_messages(iterations: int, *, replicas: int = 2) -> Diagnosis:
+def without_messages(
+    iterations: int, *, replicas: int = 2, reduce_us: Callable[[int], float] = lambda _iteration: REDUCE_US
+) -> Diagnosis:
     """A healthy pipeline that cannot be replayed: several stages, and nothing that shows who waits for whom."""
     plan = uniform_plan(tp=1, pp=2, dp=replicas, n_layers=2, micro_batches=8 * replicas)
-    spans = spans_of(plan, iterations=iterations, spread=0.02)
+    spans = spans_of(plan, iterations=iterations, spread=0.02, reduce_us=reduce_us)
     return diagnose(log_of([span for span in spans if span.kind not in {"send", "recv"}]))
 
 
@@ -132,6 +151,9 @@ def test_without_a_replay_the_whole_job_is_judged_before_it_is_well() -> None:
     short = without_messages(8)
     assert short.outcome == "cannot_be_judged"
     assert "cannot be replayed" in short.why
+    random = np.random.default_rng(0)
+    noisy = without_messages(40, reduce_us=lambda _iteration: 1e6 * float(random.lognormal(0, 3)))
+    assert "cannot be replayed, and times vary so much by themselves that no lasting slowdown of the whole job" in noisy.why
 
 
 def test_without_a_replay_a_rank_that_shares_its_work_with_no_other_cannot_be_judged() -> None:
