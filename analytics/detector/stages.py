@@ -9,7 +9,7 @@ other groups' s (what all groups share is the batch's or the job's). The same tw
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from unskew.analytics.detector.cusum import CusumLimits, CusumSide, CusumSums
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.peer_groups import PeerGroups, PeerSets, median_of_others
 from unskew.analytics.detector.residuals import ALL, Floats, median_of
-from unskew.analytics.detector.tracks import Tracks
+from unskew.analytics.detector.tracks import ExcessSample, Tracks
 from unskew.analytics.detector.verdicts import UNDECIDED, confidence_of, replica_words
 from unskew.collector.events import Party, Verdict, VerdictClosed
 
@@ -114,61 +114,89 @@ def stage_verdict(
 
 
 class SlowReplicas(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose slowness the whole job's is: in the iterations `first` to `last` all ranks of the replicas `slow` took `times` as
-    long as their lengths let expect, by kind of work as `speed` says, and those of the `others` did not."""
+    """Whose slowness the whole job's is: in the iterations `first` to `last` the replicas `slowest` took `times` as long as
+    their lengths let expect (medians), by kind as `speed` says, and each rank of the `others` less than any of theirs."""
 
-    slow: dict[int, tuple[int, ...]]
+    slowest: dict[int, tuple[int, ...]]
     others: tuple[int, ...]
     first: int
     last: int
-    times: float
+    times: tuple[float, ...]
     speed: dict[str, float]
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """All alike are nobody."""
+        return tuple(self.slowest) if self.others else ()
 
     def named_in(self, of_job: Verdict) -> Verdict:
         """The verdict on the whole job, as one on these replicas or their data; without others it stays the job's."""
-        when = f"in iterations {self.first} to {self.last} all"
-        took = f"ranks took {times_as_long(self.times)} as their lengths let expect"
         if not self.others:
-            return msgspec.structs.replace(of_job, sentence=f"{of_job.sentence}: {when} replicas' {took}")
-        ranks, their = sorted(rank for of in self.slow.values() for rank in of), "its" if len(self.slow) == 1 else "their"
-        names = " and ".join(replica_words(*named) for named in self.slow.items())
+            return of_job
+        names = " and ".join(replica_words(*named) for named in self.slowest.items())
+        their = "its" if len(self.slowest) == 1 else "their"
         return msgspec.structs.replace(
             of_job,
-            culprits=tuple(Party(kind="replica", replica=replica) for replica in self.slow),
+            culprits=tuple(Party(kind="replica", replica=replica) for replica in self.slowest),
             victims=tuple(Party(kind="replica", replica=replica) for replica in self.others),
             speed=self.speed,
             confidence=min(of_job.confidence, UNDECIDED),
             sentence=(
-                f"{names} or {their} data, and the log does not show which: {when} {their} {took}, no other replica's did; "
-                f"{of_job.sentence}"
+                f"{names} or {their} data, and the log does not show which: in iterations {self.first} to {self.last} {their} "
+                f"ranks took {' and '.join(map(times_as_long, self.times))} as their lengths let expect, the other replicas' "
+                f"less; {of_job.sentence}"
             ),
-            evidence={**of_job.evidence, "scope": "replica", "ranks": ranks, "next_step": NEXT_STEP},
+            evidence={
+                **of_job.evidence,
+                "scope": "replica",
+                "ranks": sorted(rank for ranks in self.slowest.values() for rank in ranks),
+                "next_step": NEXT_STEP,
+            },
         )
 
 
-def slow_replicas(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions, *, at: int) -> SlowReplicas | None:
-    """The replicas, of two or more ranks, whose ranks have all taken longer than their lengths let expect up to iteration `at`,
-    in as many iterations as the verdict on the whole job is of, where those of all others are known not to: lengths are drawn
-    anew, so it is none of them. None where there is no such replica."""
-    if not (seen := [one for one in tracks.recent if of_job.since_iteration <= one.iteration <= at][-of_job.evidence["n"] :]):
+def slow_replicas(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions) -> SlowReplicas | None:
+    """By the iterations that the verdict on the whole job is of; None where they do not show it."""
+    seen = [one for one in tracks.recent if of_job.since_iteration <= one.iteration <= of_job.at_iteration]
+    return _slowest_in(seen[-of_job.evidence["n"] :], tracks, plan, options)
+
+
+def slow_replicas_now(of_job: Verdict, tracks: Tracks, plan: Plan, options: DetectorOptions) -> SlowReplicas | None:
+    """By the last iterations, and by as many before them alike: who is slow now and then is no news. None where they differ, or
+    the verdict on the job is of later ones than the first of these."""
+    n = min(2 * options.job_iterations, options.window // 2)
+    seen = [one for one in tracks.recent if one.iteration > of_job.at_iteration - of_job.evidence["n"]][-2 * n :]
+    before, now = (_slowest_in(of, tracks, plan, options) for of in (seen[:-n], seen[-n:]))
+    same = len(seen) == 2 * n and before is not None and now is not None and before.slowest.keys() == now.slowest.keys()
+    return now if same else None
+
+
+def _slowest_in(seen: list[ExcessSample], tracks: Tracks, plan: Plan, options: DetectorOptions) -> SlowReplicas | None:
+    """The replicas, of two or more ranks, whose ranks have all taken longer than their lengths let expect, each longer than any
+    of the others: lengths are drawn anew, so it is none of them. Those that differ by less than what is named are alike. None
+    where there is no such replica, or a rank was not seen in each of these iterations."""
+    if not seen:
         return None
-    middle = np.median(np.stack([one.excess[0] for one in seen]), axis=0)  # [rank, kind], nan = not seen in each of them
-    levels = dict(zip(tracks.ranks, middle[:, tracks.kinds.index(ALL)].tolist(), strict=True))
+    # [rank, kind], nan = not seen in each of them; the lower of two middle values: between them is what no iteration took
+    middle = np.quantile(np.stack([one.excess[0] for one in seen]), 0.5, axis=0, method="lower")
+    column, rows = tracks.kinds.index(ALL), {rank: row for row, rank in enumerate(tracks.ranks)}
     replicas = {role.replica: tuple(one.rank for one in plan.roles if one.replica == role.replica) for role in plan.roles}
-    least = options.least_level()
-    slow = {one: ranks for one, ranks in replicas.items() if all(levels.get(rank, np.nan) >= least for rank in ranks)}
-    others = {one: ranks for one, ranks in replicas.items() if one not in slow}
-    calm = all(levels.get(rank, np.nan) < least for ranks in others.values() for rank in ranks)
-    if not slow or not calm or min(map(len, slow.values())) < 2:
+    if any(rank not in rows or np.isnan(middle[rows[rank], column]) for rank in plan.ranks):
         return None
-    of_slow = [rank for ranks in slow.values() for rank in ranks]
-    of_kind = dict(zip(tracks.kinds, np.median(middle[[tracks.ranks.index(rank) for rank in of_slow]], axis=0), strict=True))
+    shown = {one: middle[[rows[rank] for rank in ranks]] for one, ranks in replicas.items()}
+    least = {one: float(of[:, column].min()) for one, of in shown.items()}
+    line = max(max(least.values()) - options.least_level(), options.least_level())
+    slowest, others = [one for one in replicas if least[one] >= line], [one for one in replicas if least[one] < line]
+    most = max((float(shown[one][:, column].max()) for one in others), default=-inf)
+    if not slowest or most >= min(least[one] for one in slowest) or min(len(replicas[one]) for one in slowest) < 2:
+        return None
+    of_kind = dict(zip(tracks.kinds, np.median(np.concatenate([shown[one] for one in slowest]), axis=0), strict=True))
     return SlowReplicas(
-        slow=slow,
+        slowest={one: replicas[one] for one in slowest},
         others=tuple(others),
         first=seen[0].iteration,
         last=seen[-1].iteration,
-        times=exp(min(levels[rank] for rank in of_slow)),
+        times=tuple(exp(float(np.median(shown[one][:, column]))) for one in slowest),
         speed={kind: round(exp(-level), 4) for kind, level in of_kind.items() if kind != ALL and not np.isnan(level)},
     )
 

@@ -40,21 +40,20 @@ from unskew.collector.events import Control, Event, GpuState, IterationJudged, V
 
 RESCALED_BY = 8
 """So many iterations, the last ones, tell how a new predictor measures, compared with the old one."""
-
-
 IDLE_OVER = 8
-"""So many iterations, the last ones, tell how much of a slow rank's time holds no core."""
+"""So many tell how much of a slow rank's time holds no core."""
 
 
 class JobPace(msgspec.Struct, frozen=True):
     """How long iterations take over what they should. `scale`: log of what the predictor in force expects over what the first
-    would; `number`: of the verdict on the last episode, `shown`: its last revision, of the whole job, `whose`: the replicas
-    whose slowness that is, where it is not all ranks'; `outside`: of the last iterations, the part of the time that is neither
-    chunks and what they wait for each other, nor anything else that is timed; `suspected`: for how many iterations in a row
-    some rank has been suspected, `held`: what will be judged of these when that has come to nothing."""
+    would, `began`: when the last episode began; `number`: of the verdict on it, `shown`: its last revision, of the whole job,
+    `whose`: the replicas whose slowness that is; `outside`: of the last iterations, the share of the time that is not timed
+    (`outside_of`); `suspected`: for how many iterations in a row some rank has been suspected, `held`: what of these will be
+    judged when that has come to nothing."""
 
     state: JobWideState = JobWideState()
     scale: float = 0.0
+    began: float = 0.0
     number: int = 0
     shown: Verdict | None = None
     whose: stages.SlowReplicas | None = None
@@ -68,6 +67,10 @@ class JobPace(msgspec.Struct, frozen=True):
         of = self.shown if self.whose is None else self.whose.named_in(self.shown)
         evidence = {"next_step": NEXT_STEP, **of.evidence}
         return msgspec.structs.replace(of, verdict=self.number, evidence=evidence, config=options.digest)
+
+    def learned(self, options: DetectorOptions) -> bool:
+        """Whether the predictor takes the open episode for the job's own pace: whose it is can no longer be told."""
+        return abs(self.scale - self.began) > options.sigma_floor
 
     def sight(self, options: JobWideOptions) -> Sight:
         """What would have been named of the whole job up to now."""
@@ -342,16 +345,15 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         return after, (*found, *revised)
 
     def _other_replicas(self, now: int, plan: Plan) -> tuple[Monitor, Verdicts]:
-        """The open verdict on a replica, anew where others are slow now: the job's time need not show that."""
-        job = self.job
-        if job.state.since is None or job.whose is None or job.shown is None:
+        """The open verdict anew where it is other replicas that are slow now: the job's time need not show that."""
+        if (job := self.job).state.since is None or job.shown is None or job.learned(self.options):
             return self, ()
-        whose = stages.slow_replicas(job.shown, self.detector.tracks, plan, self.options, at=now)
-        if whose is None or whose.slow.keys() == job.whose.slow.keys():
+        whose = stages.slow_replicas_now(job.shown, self.detector.tracks, plan, self.options)
+        if whose is None or whose.named == (job.whose.named if job.whose else ()):
             return self, ()
-        job = msgspec.structs.replace(job, whose=whose)
-        revised = msgspec.structs.replace(job.verdict(self.options), at_iteration=now)
-        return msgspec.structs.replace(self, job=job)._with_verdicts(self.detector, (revised,))
+        after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, whose=whose))
+        revised = msgspec.structs.replace(after.job.verdict(self.options), at_iteration=now)
+        return after._with_verdicts(self.detector, (revised,))
 
     def _warm_up_judged(self) -> tuple[Monitor, Verdicts]:
         """Devices by the first predictor, over the iterations that it is fitted on: who was slow from the first one on is dated
@@ -372,7 +374,6 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         the one `before`. The first iteration pays for start-up."""
         assert self.fitted is not None
         cost, seen = self.fitted.model, [one for one in self.retraining.seen if one.committed.iteration > 0]
-
         if before is not None:
             more = median(log(one.predicted_by(cost) / one.predicted_by(before.model)) for one in seen[-RESCALED_BY:])
             job = msgspec.structs.replace(self.job, scale=self.job.scale + more)
@@ -386,13 +387,13 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         job, number, verdicts = self.job, self.detector.next_verdict, list[Verdict | VerdictClosed]()
         for one in found:
             if isinstance(one, Verdict) and one.verdict > job.state.episodes:
-                job, number = msgspec.structs.replace(job, number=number), number + 1
+                job, number = msgspec.structs.replace(job, number=number, began=job.scale, whose=None), number + 1
             verdicts.append(msgspec.structs.replace(one, verdict=job.number))
             if isinstance(one, Verdict):
-                if state.since is not None:  # else its end, and whose it was is known
-                    whose = stages.slow_replicas(one, self.detector.tracks, plan, self.options, at=one.at_iteration)
-                    job = msgspec.structs.replace(job, whose=whose if whose is not None and whose.others else None)
-                job = msgspec.structs.replace(job, shown=one)
+                whose = job.whose
+                if state.since is not None and not job.learned(self.options):  # else it is known, or cannot be any more
+                    whose = stages.slow_replicas(one, self.detector.tracks, plan, self.options)
+                job = msgspec.structs.replace(job, shown=one, whose=whose)
                 verdicts[-1] = job.verdict(self.options)
         after = msgspec.structs.replace(self, job=msgspec.structs.replace(job, state=state))
         return after._with_verdicts(msgspec.structs.replace(self.detector, next_verdict=number), tuple(verdicts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import msgspec
@@ -173,28 +172,6 @@ def test_a_replica_that_turns_slow_as_a_whole_is_named_with_doubt() -> None:
     assert "devices by themselves" in verdict.evidence["next_step"]
     assert verdict.speed == pytest.approx({"F": 1 / 1.5, "B": 1 / 1.4}, abs=0.02)
     assert {step.verdict for step in steps.values()} == {None}, "the Scheduler has no plan for it"
-
-
-def test_a_replica_is_stated_as_slow_as_the_iterations_show_that_its_sentence_names() -> None:
-    """It was stated as in all iterations since the onset, beside the job's time in the last ones: 2.5 and 1.2 times. From
-    iteration 60 on the other replica is as slow, which the job's time does not show: the verdict stayed on the first."""
-
-    def changing(now: int) -> Speeds:
-        pace = 2.5 if now < 50 else 1.2 if now < 75 else 1.0
-        return {rank: {"F": 1 / pace, "B": 1 / pace} for rank in (range(4, 8) if now < 60 else PLAN.ranks) if now >= 30}
-
-    verdicts = events(follow(Loop(SITE), train(changing, 90)), Verdict)
-    assert [[party.replica for party in one.culprits] for one in verdicts] == [[1], [1], [], []]
-    assert [one.speed.get("F", 0.0) for one in verdicts] == pytest.approx([1 / 2.5, 1 / 1.2, 0, 0], abs=0.02)
-    which = r"iterations (\d+) to (\d+) all (?:its|replicas') ranks took ([\d.]+) times"
-    stated = [re.findall(which, one.sentence) for one in verdicts]
-    assert [float(times) for ((_, _, times),) in stated] == pytest.approx([2.5, 1.2, 1.2, 1.2], abs=0.02)
-    assert [int(first) for ((first, _, _),) in stated] == pytest.approx([30, 50, 60, 60], abs=3)
-    assert [int(last) for ((_, last, _),) in stated] == [*(one.at_iteration for one in verdicts[:3]), verdicts[2].at_iteration]
-    assert [one.evidence["scope"] for one in verdicts] == ["replica", "replica", "job", "job"]
-    of_all = verdicts[-1].evidence["time_ratio"]
-    assert 1.3 < of_all < 2.4
-    assert verdicts[-1].sentence.startswith(f"the whole job takes {of_all:.2f} times as long since iteration 30: ")
 
 
 def test_a_job_of_one_replica_that_turns_slow_is_none_of_its_replica() -> None:
