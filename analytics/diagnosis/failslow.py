@@ -118,7 +118,10 @@ def loss_of(log: RunLog, lost: DeviceLost) -> DeviceLost:
 
 def as_slow(section: TraceSection, verdicts: Iterable[Verdict]) -> TraceSection:
     """The section in which ranks and replicas that were named are expected to take what they would at their healthy speed. Of
-    one stage, where forward and backward explain each other, that is what the others take in the same iteration."""
+    one stage, where forward and backward explain each other, that is what the others take in the same iteration; where lengths
+    are logged, it is what these let expect already."""
+    if section.lengths_logged:
+        return section
     operations, expected = section.recording.graph.operations, section.expected_us.copy()
     numbers, work_us = np.array(section.recording.iterations), section.parts.work_us
     for verdict in verdicts:

@@ -107,6 +107,13 @@ def test_a_slow_replica_is_as_slow_as_it_is_for_its_lengths_where_they_are_known
     assert "log document lengths" not in verdict.evidence["next_step"]
 
 
+@pytest.mark.parametrize(("stages", "slow"), [(1, {0: 1.5}), (2, {0: 1.5, 1: 1.5})])
+def test_what_long_documents_cost_is_not_put_down_to_who_is_slow_with_them(stages: int, slow: dict[int, float]) -> None:
+    """Of one stage 17 of 27 device-seconds were left, of two 34 of 42."""
+    healthy, slowed = (with_lengths_diagnosed(stages=stages, slow=who, heavy=2.0).time_lost_s for who in ({}, slow))
+    assert slowed["long_sequences"] == pytest.approx(healthy["long_sequences"], rel=0.03)
+
+
 def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> None:
     """As of a run of ours that was exported and imported: over the median of others, one of which is slow, 0.71 and 0.68, and
     what else would be seen a factor of 1.7."""
