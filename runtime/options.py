@@ -260,6 +260,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.device in ("real", "gpu"):
             raise OptionsError("--costs-of is what emulated devices take, allowed: with --device sleep, virtual or auto")
         weights = MODELS[self.costs_of].layer_weights()
+        if self.layers not in (RunOptions().layers, len(weights) - 2):
+            raise OptionsError(f"--layers {self.layers} is not for --costs-of {self.costs_of}, which has {len(weights) - 2}")
         return msgspec.structs.replace(self, layers=len(weights) - 2, ends="apart", layer_weights=weights)
 
     @property

@@ -251,7 +251,7 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
     ranks = [tuple(dict.fromkeys(members)) for members in best.members]
     cost = bench.state.cost
     for room in dict.fromkeys((bench.room, None)):  # what fits only where ranks recompute is found without
-        with suppress(PlanError):
+        try:
             anew = searched_anew(
                 version,
                 [*zip(ranks, best.micro_batches, strict=True)],
@@ -261,10 +261,12 @@ def _score_searched(bench: PlanBench, best: Candidate) -> None:
                 layer_weights=bench.current.layer_weights,
                 room=room,
             )
-            name, layout = "searched anew (AdaPtis)", searched_layout(anew)
-            if bench.fitted(name, layout, anew):
-                bench.score(name, layout)
-                return
+        except PlanError:
+            continue
+        name, layout = "searched anew (AdaPtis)", searched_layout(anew)
+        if bench.fitted(name, layout, anew):
+            bench.score(name, layout)
+            return
 
 
 def _score_lent(bench: PlanBench) -> None:

@@ -16,7 +16,16 @@ from unskew.runtime.options import OptionsError, RunOptions
 from unskew.runtime.placement import place
 
 NEMOTRON = msgspec.structs.replace(
-    SMALL, costs_of="nemotron-h-8b", pp=4, dp=1, micro_batches=8, tokens=32, iterations=45, dtype="float32", profile="longer"
+    SMALL,
+    layers=16,
+    costs_of="nemotron-h-8b",
+    pp=4,
+    dp=1,
+    micro_batches=8,
+    tokens=32,
+    iterations=45,
+    dtype="float32",
+    profile="longer",
 )
 
 
@@ -37,11 +46,12 @@ def test_a_model_named_gives_a_run_its_layers() -> None:
     ("asked", "sentence"),
     [
         ({"costs_of": "gemma"}, "^--costs-of gemma is not known, allowed: .*nemotron-h-8b, .*gemma2-9b"),
+        ({"layers": 8}, "^--layers 8 is not for --costs-of nemotron-h-8b, which has 52$"),
         ({"device": "real"}, "^--costs-of is what emulated devices take, allowed: with --device sleep, virtual or auto$"),
         ({"model": "a:b"}, "^--costs-of is not for --model, whose layers cost what was measured of them$"),
     ],
 )
-def test_where_nobody_can_take_those_costs_it_is_refused(asked: dict[str, str], sentence: str) -> None:
+def test_where_nobody_can_take_those_costs_it_is_refused(asked: dict[str, object], sentence: str) -> None:
     with pytest.raises(OptionsError, match=sentence):
         prepared(RunOptions(**{"costs_of": "nemotron-h-8b", "device": "virtual", **asked}))  # type: ignore[arg-type]
 
