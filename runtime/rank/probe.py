@@ -10,11 +10,16 @@ from unskew.analytics.core.workload import Work
 from unskew.analytics.health.probing import Probe, passes
 from unskew.runtime.nvml import gpu_state
 from unskew.runtime.rank.comm import Comm
-from unskew.runtime.rank.device import ChunkOf, Device
+from unskew.runtime.rank.device import ChunkOf, ChunkTiming, Device
 from unskew.runtime.rank.recorder import Recorder
 
 SIZE, SIZE_ON_GPU = 256, 4096
 """Of the matrices: on a GPU a small product would measure how fast it is launched."""
+WARM_US = 10_000
+"""For so long a device multiplies before it is timed: the first products of a process, and the first after a rest, take two to
+four times as long as any later one, and with such a reference a slow device looked healthy ever after."""
+TIMES_AS_MANY = 3
+"""Of products that take what the device takes, against those that take what a profile says."""
 _WORK = Work(256, 256 * 256)
 """What an emulated device takes the product for: a forward pass of one layer over 256 tokens."""
 _TAG = 1 << 20
@@ -32,14 +37,20 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
 
 
 def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder) -> int:
-    """The median time of the matrix product, each repetition recorded."""
+    """The median time of the matrix product, each repetition recorded, of a device that is warm."""
     size = SIZE_ON_GPU if device.torch_device.type == "cuda" else SIZE
     matrix = torch.full((size, size), 0.5, device=device.torch_device)
     device.drain()
+
+    def product() -> ChunkTiming:
+        return device.run(ChunkOf("F", iteration, 1, False, _WORK, device.now_us()), lambda: matrix @ matrix)[1]()
+
+    warm_us = 0 if device.emulated else WARM_US
+    while warm_us > 0:
+        warm_us -= max(product().wall_us, 1)
     times = []
-    for _ in range(repeats):
-        chunk = ChunkOf("F", iteration, 1, False, _WORK, device.now_us())
-        timing = device.run(chunk, lambda: matrix @ matrix)[1]()
+    for _ in range(repeats if device.emulated else repeats * TIMES_AS_MANY):
+        timing = product()
         recorder.add(
             recorder.span(
                 kind="probe",

@@ -1,16 +1,20 @@
-"""How long a vote waits for the log."""
+"""How long a vote waits for the log, and what is recorded of chunks and of a device's product."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from unskew.analytics.pipeline.actions import Action
 from unskew.collector.events import Span
-from unskew.runtime.rank.device import ChunkTiming
+from unskew.runtime.rank.device import ChunkOf, ChunkTiming
 from unskew.runtime.rank.executor import ExecutedChunk, ExecutedWork
+from unskew.runtime.rank.probe import product_us
 from unskew.runtime.rank.recorder import PATIENCE_S, SHORT_PATIENCE_S, Recorder
 
 
@@ -71,3 +75,21 @@ def test_a_device_has_not_waited_while_it_still_computed(idle_us: int | None, wa
     action = Action(kind="F", micro_batch=0, hop=0, rank=0, first_layer=0, n_layers=1)
     recorder.chunks(ExecutedWork(chunks=[ExecutedChunk(action, lambda: timing, 700, [])]))
     assert [span.wait_pp_us for span in disk.spans] == [waited_us]
+
+
+def test_a_product_is_timed_once_the_device_is_warm() -> None:
+    """The first products of a process take longer: a reference of those made a slow device look healthy on standby."""
+
+    taken_us = iter([500] * 10 + [200] * 90)
+
+    def run(_chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
+        us = next(taken_us)
+        return body(), lambda: ChunkTiming(start_us=0, wall_us=us, compute_us=us)
+
+    cpu = torch.device("cpu")
+    device: Any = SimpleNamespace(torch_device=cpu, emulated=False, drain=lambda: None, now_us=lambda: 0, run=run)
+    disk = Disk()
+    recorder = recorder_on(disk)
+    begin(recorder, 0)
+    assert product_us(3, 0, device, recorder) == 200
+    assert {span.compute_us for span in disk.spans} == {200}
