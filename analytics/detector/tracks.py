@@ -4,6 +4,7 @@ the noise of each kind, what a role costs, each healthy rank's bias; and what is
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
 import msgspec
@@ -164,19 +165,24 @@ class Tracks(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, baseline=baseline, age=age, anchor=anchor)
 
 
-def learn_noise(noise: Floats, unexplained: Floats, options: DetectorOptions) -> Floats:
+def learn_noise(noise: Floats, unexplained: Floats, last: Floats | None, options: DetectorOptions) -> Floats:
     """[kind] sigma: a slow mean of the spread between ranks of what is not explained in this iteration (`unexplained` [rank,
-    kind], nan = not seen); nan in `noise` = nothing learned yet.
+    kind], nan = not seen; `last`: in the one before); nan in `noise` = nothing learned yet.
 
     Spread, not size: what all ranks share (a batch more expensive than predicted) is no noise, for nobody is flagged of it,
     and as noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median
     distance from the median (small samples: Croux and Rousseeuw 1992, ``n / (n - 0.8)``). Of two ranks nobody knows what
-    they share: the one nearer to its prediction counts; so does of two halves that differ by what would be named.
+    they share: the one nearer to its prediction counts; so does of two halves that differ by what would be named. Who works
+    alone is compared with its last iteration: a lasting slowness of it would be its noise else, and never be named.
     """
     learned = noise.copy()
     for kind in range(len(noise)):
         values = unexplained[:, kind]
-        values = _one_half(np.sort(values[~np.isnan(values)]), options.least_level(young=True))
+        known = ~np.isnan(values)
+        if known.sum() == 1:
+            values = (values - (np.nan if last is None else last[:, kind])) / sqrt(2)
+            known = ~np.isnan(values)
+        values = _one_half(np.sort(values[known]), options.least_level(young=True))
         n = len(values)
         if n == 0:
             continue

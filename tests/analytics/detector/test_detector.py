@@ -12,6 +12,7 @@ from unskew.analytics.core.iteration import Transfer
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.detector import Detector, DetectorOptions, DetectorState, lose, sight_of, step
+from unskew.analytics.detector.options import SHARED_MACHINE
 from unskew.analytics.diagnosis.failslow import settled
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.predictor.fit import fit
@@ -55,6 +56,26 @@ def test_the_noise_of_shared_cores_neither_accuses_nor_hides(plan: Plan) -> None
         verdicts = run(slow(1, 1.3, at=30), seed=seed, n=45, plan=plan, cv=0.07)
         assert verdicts
         assert {culprit(v) for v in verdicts} == {1}
+
+
+PP1 = uniform_plan(tp=1, pp=1, dp=1, n_layers=4, micro_batches=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "factor", "within"), [(DetectorOptions(), 1.2, 8), (DetectorOptions(), 2.0, 8), (SHARED_MACHINE, 2.0, 20)]
+)
+def test_a_rank_that_works_alone_is_named_and_its_end_is_seen(options: DetectorOptions, factor: float, within: int) -> None:
+    """Its slowness was learned as its noise, as it differs from nobody: it was never named."""
+    for seed in range(3):
+        assert watch(Detector(options), train(PP1, healthy, seed=seed, n=80), PP1) == []
+        named, closed = watch(Detector(options), train(PP1, slow(0, factor, at=30, until=60), seed=seed, n=90), PP1)
+        assert isinstance(named, Verdict)
+        assert culprit(named) == 0
+        assert abs(named.since_iteration - 30) <= 2
+        assert named.at_iteration < 30 + within
+        assert named.speed["F"] == pytest.approx(1 / factor, rel=0.06)
+        assert isinstance(closed, VerdictClosed)
+        assert abs(closed.until_iteration - 60) <= 2
 
 
 @pytest.mark.parametrize("kind", ["F", "B"])

@@ -41,7 +41,7 @@ def test_the_learned_noise_is_that_of_the_ranks_and_not_what_they_share(n_ranks:
     noise = np.array([np.nan])
     learned = []
     for _ in range(400):
-        noise = learn_noise(noise, random.normal(0.3 if n_ranks > 2 else 0.0, 0.1, (n_ranks, 1)), DetectorOptions())
+        noise = learn_noise(noise, random.normal(0.3 if n_ranks > 2 else 0.0, 0.1, (n_ranks, 1)), None, DetectorOptions())
         learned.append(noise[0])
     assert 0.07 < np.mean(learned[50:]) < 0.13
 
