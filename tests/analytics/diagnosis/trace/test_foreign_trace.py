@@ -98,6 +98,9 @@ def test_what_does_not_tell_what_waits_for_what_is_refused_in_a_sentence() -> No
     with pytest.raises(GraphError, match="a micro-batch more than once in an iteration, and its layers are not recorded"):
         record(trace_of(without_layers(traced(looped, iterations=3))))
     assert record(trace_of(traced(looped, iterations=3))).iterations == (0, 1, 2)
+    begun = trace_of(traced(PLAN, iterations=1))
+    with pytest.raises(GraphError, match="no iteration has its chunks in the log"):  # a run that failed in its first one
+        record(msgspec.structs.replace(begun, iterations=begun.iterations.clear()))
 
 
 @pytest.mark.slow
