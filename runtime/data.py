@@ -25,7 +25,8 @@ import numpy.typing as npt
 from unskew.analytics.core.packing import pack
 from unskew.runtime.corpus import Corpus, CorpusError, load_corpus
 from unskew.runtime.options import RunOptions
-from unskew.runtime.own import OwnError, function_of
+from unskew.runtime.own import OwnError, asking, function_of
+from unskew.runtime.size import VOCABULARY
 
 Documents = Sequence[int]
 """Of one micro-batch: their numbers in the data."""
@@ -36,9 +37,9 @@ KEPT_BATCHES = 8
 class InOrder:
     """Batches in the order in which they come; the last of them are kept."""
 
-    def __init__(self, spec: str, max_tokens: int, micro_batches: int) -> None:
-        self._function, self._spec = function_of(spec), spec
-        self._most, self._micro_batches = max_tokens, micro_batches
+    def __init__(self, options: RunOptions) -> None:
+        assert options.data is not None
+        self._function, self._options = function_of(options.data), options
         self._by_number = len(inspect.signature(self._function).parameters) > 0
         self._batches: dict[int, list[list[int]]] = {}
         self._documents: dict[int, Ids] = {}
@@ -49,18 +50,22 @@ class InOrder:
     def drawn(self, number: int) -> Sequence[Documents]:
         """The micro-batches of the `number`-th batch. Raises `OwnError`."""
         if number not in self._batches:
-            if self._by_number:
-                self._take(number, self._packed(self._called(number), f"batch {number}"))
-            else:
-                if self._coming is None or number < self._next:
-                    self._coming, self._next = self._read(), 0
-                while self._next <= number:
-                    batch = next(self._coming, None)
-                    if batch is None:
-                        raise OwnError(f"--data {self._spec} ends after {self._next} batches")
-                    self._take(self._next, batch)
-                    self._next += 1
+            with asking(f"--data {self._options.data} failed"):
+                self._ask_for(number)
         return self._batches[number]
+
+    def _ask_for(self, number: int) -> None:
+        if self._by_number:
+            self._take(number, self._packed(self._called(number), f"batch {number}"))
+            return
+        if self._coming is None or number < self._next:
+            self._coming, self._next = self._read(), 0
+        while self._next <= number:
+            batch = next(self._coming, None)
+            if batch is None:
+                raise OwnError(f"--data {self._options.data} ends after {self._next} batches")
+            self._take(self._next, batch)
+            self._next += 1
 
     def length(self, document: int) -> int:
         return len(self._documents[document]) - 1
@@ -82,10 +87,11 @@ class InOrder:
                 del self._documents[document]
 
     def _called(self, *number: int) -> Any:
-        try:
-            return self._function(*number)
-        except Exception as error:
-            raise OwnError(f"--data {self._spec} failed: {type(error).__name__}: {error}") from error
+        given = self._function(*number)
+        if not isinstance(given, Iterable):
+            shown = f"--data {self._options.data} gives {type(given).__name__}"
+            raise OwnError(f"{shown}, allowed: documents or packed batches, in a sequence or one after the other")
+        return given
 
     def _read(self) -> Iterator[list[list[Ids]]]:
         items = iter(self._called())
@@ -94,20 +100,21 @@ class InOrder:
         if _depth(first) > 1:
             yield from (self._packed(item, f"batch {number}") for number, item in enumerate(items))
             return
-        micro_batches = _next_fit(items, self._most)
-        while len(batch := list(islice(micro_batches, self._micro_batches))) == self._micro_batches:
+        micro_batches, count = _next_fit(items, self._options), self._options.micro_batches
+        while len(batch := list(islice(micro_batches, count))) == count:
             yield batch
 
     def _packed(self, batch: Any, what: str) -> list[list[Ids]]:
+        options = self._options
         if _depth(batch) < 3:  # documents, packed here
-            packed = list(_next_fit(batch, self._most))
+            packed = list(_next_fit(batch, options))
         else:
-            packed = [[_ids(document) for document in micro_batch] for micro_batch in batch]
+            packed = [[_ids(document, options) for document in micro_batch] for micro_batch in batch]
         tokens = [sum(len(document) - 1 for document in micro_batch) for micro_batch in packed]
-        if len(packed) != self._micro_batches or min(tokens) < 1 or max(tokens) > self._most:
+        if len(packed) != options.micro_batches or min(tokens) < 1 or max(tokens) > options.tokens:
             raise OwnError(
-                f"--data {self._spec}: {what} has {len(packed)} micro-batches of {min(tokens, default=0)} to "
-                f"{max(tokens, default=0)} tokens, allowed: {self._micro_batches} of 1 to {self._most}"
+                f"--data {options.data}: {what} has {len(packed)} micro-batches of {min(tokens, default=0)} to "
+                f"{max(tokens, default=0)} tokens, allowed: {options.micro_batches} of 1 to {options.tokens}"
             )
         return packed
 
@@ -115,7 +122,7 @@ class InOrder:
 class AnyOrder:
     """A sequence of documents, drawn by the run's seed."""
 
-    def __init__(self, documents: Sequence[Any], spec: str, options: RunOptions) -> None:
+    def __init__(self, documents: Sequence[Any], options: RunOptions) -> None:
         self._documents, self._options = documents, options
         lengths = [len(document) for document in documents]
         most = options.tokens
@@ -126,7 +133,7 @@ class AnyOrder:
             for first in range(0, length - 1, most)
         ]
         if not self._pieces:
-            raise OwnError(f"--data {spec} has no document of two ids or more")
+            raise OwnError(f"--data {options.data} has no document of two ids or more")
         self.lengths = [length for _, _, length in self._pieces]
 
     def drawn(self, number: int) -> Sequence[Documents]:
@@ -140,7 +147,9 @@ class AnyOrder:
 
     def document(self, document: int) -> Ids:
         number, first, length = self._pieces[document]
-        return _ids(self._documents[number])[first : first + length + 1]
+        with asking(f"--data {self._options.data} failed"):
+            of = self._documents[number]
+        return _ids(of, self._options)[first : first + length + 1]
 
 
 Data = InOrder | AnyOrder | Corpus
@@ -151,35 +160,44 @@ def load_data(options: RunOptions) -> Data:
     if options.data is None:
         return load_corpus(options.corpus, options.tokens)
     try:
-        function = function_of(options.data)
-        if not inspect.signature(function).parameters:
-            given = function()
-            if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-                return AnyOrder(given, options.data, options)
-        return InOrder(options.data, options.tokens, options.micro_batches)
+        with asking(f"--data {options.data} failed"):
+            function = function_of(options.data)
+            if not inspect.signature(function).parameters:
+                given = function()
+                if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+                    return AnyOrder(given, options)
+            return InOrder(options)
     except OwnError as error:
         raise CorpusError(str(error)) from error
-    except Exception as error:
-        raise CorpusError(f"--data {options.data} failed: {type(error).__name__}: {error}") from error
 
 
-def _ids(document: Any) -> Ids:
-    return np.asarray(document, dtype=np.int64).reshape(-1)
+def _ids(document: Any, options: RunOptions) -> Ids:
+    """Raises `OwnError` for what is no document."""
+    what = f"--data {options.data} gives {type(document).__name__} as a document"
+    with asking(what):
+        ids = np.asarray(document)
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        raise OwnError(f"{what}: numbers of type {ids.dtype} in {ids.ndim} dimensions, allowed: ids, whole numbers in a row")
+    least, most = int(ids.min(initial=0)), int(ids.max(initial=0))
+    if least < 0 or (options.model is None and most >= VOCABULARY):
+        allowed = "0 or more" if options.model is not None else f"bytes without --model, 0 to {VOCABULARY - 1}"
+        raise OwnError(f"--data {options.data} has the id {least if least < 0 else most}, allowed: {allowed}")
+    return ids.astype(np.int64, copy=False)
 
 
 def _depth(item: Any) -> int:
     """How deep lists are nested: 1 for a document."""
-    if not hasattr(item, "__len__") or getattr(item, "ndim", 1) == 0:
+    if isinstance(item, str) or not hasattr(item, "__len__") or getattr(item, "ndim", 1) == 0:
         return 0
     return 1 + (_depth(item[0]) if len(item) else 0)
 
 
-def _next_fit(documents: Iterable[Any], most: int) -> Iterator[list[Ids]]:
+def _next_fit(documents: Iterable[Any], options: RunOptions) -> Iterator[list[Ids]]:
     """Micro-batches of documents as they come, each closed when the next one does not fit; long ones are cut into pieces, of
     which each begins with the last id of the one before."""
     packed: list[Ids] = []
-    room = most
-    for document in map(_ids, documents):
+    room = most = options.tokens
+    for document in (_ids(one, options) for one in documents):
         for first in range(0, len(document) - 1, most):
             piece = document[first : first + most + 1]
             if len(piece) - 1 > room:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,25 @@ class OwnError(ValueError):
     """A model or data that cannot be used; the message is one sentence."""
 
 
+@contextmanager
+def asking(what: str) -> Iterator[None]:
+    """For code of somebody's own: whatever it raises is `OwnError`, a sentence that begins with `what` went wrong."""
+    try:
+        yield
+    except OwnError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OwnError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 @lru_cache(maxsize=16)
 def function_of(spec: str) -> Callable[..., Any]:
     """The function of this name; its module is looked for in the working directory, too. Raises `OwnError`."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name.isidentifier():
         raise OwnError(f"{spec} names no function, allowed: module:function or path/file.py:function")
-    try:
+    with asking(f"{place} of {spec} cannot be imported"):
         module = _file(Path(place)) if place.endswith(".py") else _module(place)
-    except Exception as error:
-        raise OwnError(f"{place} of {spec} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found := getattr(module, name, None)):
         raise OwnError(f"{spec}: {place} has no function {name}")
     function: Callable[..., Any] = found

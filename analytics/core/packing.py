@@ -23,7 +23,7 @@ def pack(
     """Document indices of each micro-batch of an iteration: each document at most once, none empty, at most `max_tokens` each.
 
     `document_lengths` are tokens, each from 1 to `max_tokens`; `seed` and `iteration` are not negative. The same arguments give
-    the same result in every process. Raises `PackingError` for a document that is too long and for a corpus too small.
+    the same result in every process. Raises `PackingError` for a document that is too long and for data too small.
     """
     packed: list[list[int]] = []
     room = 0
@@ -40,7 +40,7 @@ def pack(
         room -= length
     if len(packed) < micro_batches:
         raise PackingError(
-            f"the corpus is too small: its {len(document_lengths)} documents fill {len(packed)} micro-batches of {max_tokens} "
+            f"the data is too small: its {len(document_lengths)} documents fill {len(packed)} micro-batches of {max_tokens} "
             f"tokens, {micro_batches} are needed"
         )
     return tuple(tuple(documents) for documents in packed)

@@ -43,8 +43,8 @@ from unskew.runtime.model.own_shards import (
 )
 from unskew.runtime.model.tensor_parallel import Shard, cross_entropy
 from unskew.runtime.options import RunOptions
-from unskew.runtime.own import OwnError, function_of
-from unskew.runtime.size import VOCABULARY, ModelSize
+from unskew.runtime.own import OwnError, asking, function_of
+from unskew.runtime.size import ModelSize
 
 
 class OwnLayer(nn.Module):
@@ -162,34 +162,56 @@ class OwnModel:
             copied.take(part)
         return copied
 
+    def check(self, ids: Tensor, targets: Tensor, lengths: Sequence[int]) -> None:
+        """Raises `OwnError` unless a micro-batch gives a loss that can be learned from."""
+        last, number = self.layers[-1], self.n_layers - 1
+        if not any(map(self.parameters, range(self.n_layers))):
+            raise OwnError("no layer of --model has a parameter to train, allowed: one or more that require gradients")
+        with _one_thread():
+            y, _ = self._passed(ids, lengths)[-1]
+            with asking(f"the loss of layer {number} of --model cannot take {_shown(y)} and targets {_shown(targets)}"):
+                y = y.detach().requires_grad_(y.is_floating_point())
+                loss = last.loss(y, targets)
+            if not isinstance(loss, Tensor) or loss.dim() > 0 or not loss.is_floating_point():
+                raise OwnError(f"the loss of layer {number} of --model gives {_shown(loss)}, allowed: the sum over the tokens")
+            if not torch.isfinite(loss):
+                raise OwnError(f"the first loss of --model is {loss.item()}, allowed: a finite number")
+            with asking(f"the backward pass of the loss of layer {number} of --model failed"):
+                loss.backward()  # type: ignore[no-untyped-call]
+
     def shapes(self, ids: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """What each layer gives to the next for every token. Raises `OwnError`."""
         return tuple(tuple(y.shape[1:]) for y, _ in self._passed(ids, lengths))
 
-    def kept(self, ids: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def kept(self, ids: Tensor, targets: Tensor, lengths: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """How many numbers of the model's format each layer keeps of a token for its backward pass, parameters left out; the
         last one with the loss: those that all members of a tensor-parallel group have, and those that they divide."""
-        whole = self._kept(self.layers, ids, lengths, None)
+        whole = self._kept(self.layers, ids, targets, lengths, None)
         if self.units < 2:
             return tuple(whole), (0,) * len(whole)
-        of_half = self._kept(self._halves(ids.device), ids, lengths, LoneMember())
+        of_half = self._kept(self._halves(ids.device), ids, targets, lengths, LoneMember())
         lacking = [max(count - own, 0) for count, own in zip(whole, of_half, strict=True)]
         divided = [min(round(less / (1 - size_of(self._half))), count) for less, count in zip(lacking, whole, strict=True)]
         return tuple(count - cut for count, cut in zip(whole, divided, strict=True)), tuple(divided)
 
-    def sums(self, ids: Tensor, lengths: Sequence[int]) -> LayerSums:
-        """How many sums of what is of its tokens each layer has in a tensor-parallel group: forward, backward."""
+    def sums(self, ids: Tensor, lengths: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> LayerSums:
+        """How many sums of what is of its tokens each layer has in a tensor-parallel group: forward, backward. `shapes`: what
+        whole layers give. Raises `OwnError` where a part of a layer cannot be executed or gives something else."""
         if self.units < 2:
             return ()
         member, found, x = LoneMember(len(ids)), list[tuple[int, int]](), ids
         with _one_thread():
-            for layer in self._halves(ids.device):
+            for number, layer in enumerate(self._halves(ids.device)):
                 x = x.detach().requires_grad_(x.is_floating_point())
                 before = member.sums
-                x = layer(x, lengths, None, member)
-                between = member.sums
-                if x.requires_grad:
-                    torch.autograd.backward(x, torch.ones_like(x))
+                with asking(f"half of layer {number} of --model cannot take {_shown(x)}"):
+                    x = layer(x, lengths, None, member)
+                    between = member.sums
+                    if x.requires_grad:
+                        torch.autograd.backward(x, torch.ones_like(x))
+                if layer.head is None and x.shape[1:] != shapes[number]:
+                    whole = [len(ids), *shapes[number]]
+                    raise OwnError(f"half of layer {number} of --model gives {_shown(x)}, allowed: {whole} as the whole layer")
                 found.append((between - before, member.sums - between))
         return tuple(found)
 
@@ -200,9 +222,12 @@ class OwnModel:
     def _halves(self, device: torch.device) -> list[OwnLayer]:
         """Half of each layer."""
         dtype = torch.get_default_dtype()
-        return [self.build(layer, dtype=dtype, device=device, part=self._half) for layer in range(self.n_layers)]
+        with asking("--model cannot be cut among the members of a group"):
+            return [self.build(layer, dtype=dtype, device=device, part=self._half) for layer in range(self.n_layers)]
 
-    def _kept(self, layers: Sequence[OwnLayer], ids: Tensor, lengths: Sequence[int], shard: Shard | None) -> list[int]:
+    def _kept(
+        self, layers: Sequence[OwnLayer], ids: Tensor, targets: Tensor, lengths: Sequence[int], shard: Shard | None
+    ) -> list[int]:
         found, x = list[int](), ids
         with _one_thread():
             for layer in layers:
@@ -212,7 +237,7 @@ class OwnModel:
                 with torch.autograd.graph.saved_tensors_hooks(partial(_noted, saved), lambda tensor: tensor):
                     x = layer(x, lengths, None, shard)
                     if layer is layers[-1]:
-                        layer.loss(x, ids, shard)
+                        layer.loss(x, targets, shard)
                 n_bytes = sum(one.untyped_storage().nbytes() for key, one in saved.items() if key not in own)
                 found.append(math.ceil(n_bytes / (len(ids) * x.element_size())))
         return found
@@ -232,20 +257,22 @@ class OwnModel:
             if x.is_floating_point() and backward:
                 x.requires_grad_(True)
             begun = time.thread_time()
-            try:
-                with torch.set_grad_enabled(backward):
-                    y = layer(x, lengths)
-            except Exception as error:
-                raise OwnError(f"layer {number} cannot take {list(x.shape)}: {type(error).__name__}: {error}") from error
+            with asking(f"layer {number} of --model cannot take {list(x.shape)}"), torch.set_grad_enabled(backward):
+                y = layer(x, lengths)
             if not isinstance(y, Tensor) or y.dim() < 1 or len(y) != len(ids):
-                shape = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-                raise OwnError(f"layer {number} gives {shape}, allowed: a tensor [{len(ids)} tokens, ...]")
+                raise OwnError(f"layer {number} of --model gives {_shown(y)}, allowed: a tensor [{len(ids)} tokens, ...]")
             if backward and y.requires_grad:
-                torch.autograd.backward(y, torch.ones_like(y))
+                with asking(f"the backward pass of layer {number} of --model failed"):
+                    torch.autograd.backward(y, torch.ones_like(y))
                 layer.zero_grad(set_to_none=True)
             found.append((y, 1e6 * (time.thread_time() - begun)))
             x = y
         return found
+
+
+def _shown(given: object) -> str:
+    """What somebody's code gave, in a message."""
+    return str(list(given.shape)) if isinstance(given, Tensor) else type(given).__name__
 
 
 def _noted(saved: dict[int, Tensor], tensor: Tensor) -> Tensor:
@@ -268,12 +295,9 @@ def _one_thread() -> Iterator[None]:
 def own_model(spec: str, seed: int) -> OwnModel:
     """The model that `spec` names, with the weights of this seed; once per process and its forks. Raises `OwnError`."""
     build = function_of(spec)
-    try:
-        with _one_thread():
-            torch.manual_seed(seed)
-            modules = build()
-    except Exception as error:
-        raise OwnError(f"--model {spec} failed: {type(error).__name__}: {error}") from error
+    with asking(f"--model {spec} failed"), _one_thread():
+        torch.manual_seed(seed)
+        modules = build()
     listed = isinstance(modules, list | tuple | nn.ModuleList | nn.Sequential) and len(modules) > 0
     if not listed or not all(isinstance(one, nn.Module) for one in modules):
         raise OwnError(f"--model {spec} gives {type(modules).__name__}, allowed: a list of nn.Modules, one for each layer")
@@ -301,18 +325,20 @@ def measured(options: RunOptions) -> RunOptions:
     first = drawn(data, options, 0)
     micro_batch = sorted(first, key=lambda documents: sum(map(data.length, documents)))[len(first) // 2]
     lengths = [data.length(document) for document in micro_batch]
-    ids = torch.from_numpy(np.concatenate([data.document(document)[:-1] for document in micro_batch]).astype(np.int64))
     if not isinstance(model, OwnModel):
-        if (largest := int(ids.max())) >= VOCABULARY:
-            raise OwnError(f"--data {options.data} has the id {largest}, allowed without --model: bytes, 0 to {VOCABULARY - 1}")
         return options
+    ids, targets = (
+        torch.from_numpy(np.concatenate([data.document(document)[part] for document in micro_batch]).astype(np.int64))
+        for part in (slice(-1), slice(1, None))
+    )
     if options.tp > max(model.units, 1):
         allowed = f"{model.units} or less" if model.units else "1, for no layer names its shards"
         raise OwnError(f"--tp {options.tp} is too large for --model {options.model}, allowed: {allowed}")
+    model.check(ids, targets, lengths)
     shapes = model.shapes(ids, lengths)
+    sums = options.layer_sums or model.sums(ids, lengths, shapes)
     weights = options.layer_weights or model.weights(ids, lengths)
-    kept, kept_cut = (options.kept, options.kept_cut) if options.kept else model.kept(ids, lengths)
-    sums = options.layer_sums or model.sums(ids, lengths)
+    kept, kept_cut = (options.kept, options.kept_cut) if options.kept else model.kept(ids, targets, lengths)
     return msgspec.structs.replace(
         options, layers=model.n_layers, layer_weights=weights, shapes=shapes, kept=kept, kept_cut=kept_cut, units=model.units,
         layer_sums=sums,

@@ -23,7 +23,7 @@ from unskew.analytics.shards.parts import Part, Piece, ends_of, unit
 from unskew.runtime.model.cuts import UNCUT, Cut
 from unskew.runtime.model.model import Deferred, product, units_of
 from unskew.runtime.model.tensor_parallel import Shard, entered, looked_up, summed
-from unskew.runtime.own import OwnError
+from unskew.runtime.own import OwnError, asking
 
 
 class ColumnCut(msgspec.Struct, frozen=True):
@@ -98,7 +98,8 @@ class CutEmbedding(nn.Embedding):
 
 def named_shards(module: nn.Module, where: str) -> dict[str, tuple[nn.Module, Sharding]]:
     """Name -> the submodule and how it is cut, as the layer `where` says. Raises `OwnError`."""
-    named: Mapping[str, Sharding] = module.shards() if hasattr(module, "shards") else {}  # type: ignore[operator]
+    with asking(f"{where}: shards() failed"):
+        named: Mapping[str, Sharding] = dict(module.shards()) if hasattr(module, "shards") else {}  # type: ignore[operator]
     submodules, found = dict(module.named_modules()), dict[str, tuple[nn.Module, Sharding]]()
     for name, sharding in named.items():
         of = submodules.get(name)

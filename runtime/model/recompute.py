@@ -47,7 +47,10 @@ def backward(kept: list[KeptLayers], dy: Tensor | None, forward: Callable[[int, 
                 one.x.requires_grad_(True)
             with _random(one):
                 y = forward(one.first, one.x)
-        torch.autograd.backward(y, dy)
+        if y.requires_grad:
+            torch.autograd.backward(y, dy)
+        if one.x.requires_grad and one.x.grad is None:  # what is below waits for a gradient all the same
+            one.x.grad = torch.zeros_like(one.x)
         dy = one.x.grad
         if one is not kept[0]:
             one.x.grad = None

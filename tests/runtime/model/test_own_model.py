@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from support.jobs import own_models
+from support.jobs import odd_models, own_models
 from support.training.runtime_runs import SMALL, Run, train
 from support.training.threads_comm import Hub, ThreadComm, in_threads
 from torch import Tensor
@@ -22,9 +23,10 @@ from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.own_model import own_model
 from unskew.runtime.model.own_shards import LoneMember
 from unskew.runtime.options import OptionsError, RunOptions
+from unskew.runtime.own import function_of
 
 pytestmark = pytest.mark.limit(120)
-HERE = own_models.__file__
+HERE, ODD = own_models.__file__, odd_models.__file__
 
 
 def own(function: str = "model", **more: object) -> RunOptions:
@@ -34,7 +36,7 @@ def own(function: str = "model", **more: object) -> RunOptions:
 def plain_losses(options: RunOptions, iterations: int) -> list[float]:
     """One process, plain torch: the same layers, the same batches, AdamW."""
     torch.manual_seed(options.seed)
-    layers = getattr(own_models, str(options.model).rpartition(":")[2])()
+    layers = function_of(str(options.model))()
     layers = [layer.to(getattr(torch, options.dtype)) for layer in layers]
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -200,12 +202,40 @@ def test_what_cannot_be_cut_is_refused() -> None:
         (f"{HERE}:model", f"{HERE}:model", "failed: "),
         (None, f"{HERE}:batch_of", None),
         (f"{HERE}:few", None, "gives list, allowed: a list of nn.Modules"),
+        (f"{ODD}:ends", None, "ends failed: SystemExit: 3"),
+        (f"{ODD}:unchained", None, "layer 2 of --model cannot take [58, 24]: RuntimeError"),
+        (f"{ODD}:few_logits", None, "the loss of layer 1 of --model cannot take [58, 8] and targets [58]: IndexError"),
+        (f"{ODD}:loss_of_each", None, "the loss of layer 1 of --model gives [58], allowed: the sum over the tokens"),
+        (f"{ODD}:no_number", None, "the first loss of --model is nan, allowed: a finite number"),
+        (f"{ODD}:constant_loss", None, "the backward pass of the loss of layer 1 of --model failed: RuntimeError"),
+        (f"{ODD}:all_frozen", None, "no layer of --model has a parameter to train, allowed: one or more"),
+        (f"{ODD}:never_summed", None, "half of layer 1 of --model gives [58, 8], allowed: [58, 16] as the whole layer"),
+        (f"{ODD}:unnamed_shards", None, "layer 1 of --model: shards() failed: AttributeError"),
+        (None, f"{ODD}:no_documents", "gives NoneType, allowed: documents or packed batches"),
+        (None, f"{ODD}:numbers", "gives int as a document: numbers of type int64 in 0 dimensions, allowed: ids"),
+        (None, f"{ODD}:texts", "gives str as a document: numbers of type <U9 in 0 dimensions, allowed: ids"),
+        (None, f"{ODD}:fractions", "gives list as a document: numbers of type float64 in 1 dimensions, allowed: ids"),
+        (None, f"{ODD}:below_zero", "has the id -1, allowed: bytes without --model, 0 to 255"),
+        (None, f"{ODD}:large", "has the id 256, allowed: bytes without --model, 0 to 255"),
+        (None, f"{ODD}:breaks", "breaks failed: OSError: the disk is gone"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_said_in_a_sentence(model: str | None, data: str | None, sentence: str | None) -> None:
+    data = data or (f"{HERE}:documents" if ODD in str(model) else None)
     options = msgspec.structs.replace(SMALL, model=model, data=data)
     if sentence is None:
         assert prepared(options) == options
         return
-    with pytest.raises(OptionsError, match=sentence.replace("(", r"\(")):
+    with pytest.raises(OptionsError, match=re.escape(sentence)):
         prepared(options)
+
+
+@pytest.mark.slow
+def test_a_stage_of_frozen_layers_hands_on_no_gradient_and_a_detached_one_zeros(tmp_path: Path) -> None:
+    """A layer that is cut off has layers below it, which wait for a gradient."""
+    frozen = prepared(msgspec.structs.replace(own(pp=4, dp=1, iterations=6), model=f"{ODD}:first_frozen"))
+    assert train(tmp_path / "frozen", base=frozen).losses == pytest.approx(plain_losses(frozen, 6), rel=1e-8)
+    detached = prepared(
+        msgspec.structs.replace(frozen, model=f"{ODD}:detached", layer_weights=(), shapes=(), kept=(), kept_cut=())
+    )
+    assert train(tmp_path / "detached", base=detached).of(RunFinished)[-1].status == "done"
