@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,16 @@ for step in range(10_000):
 """
 
 
+def command_in(tmp_path: Path) -> tuple[Path, list[str]]:
+    """The file that is there when it trains, and the command."""
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    trains, summed, page = (tmp_path / name for name in ("trains", "w.json", "w.html"))
+    unskew = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path / "store")]
+    files = ["--json", str(summed), "--html", str(page)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return trains, [*unskew, *files, "--", *torchrun, str(script), str(trains)]
+
+
 def twice_in_the_terminal(watch: subprocess.Popen[str]) -> None:
     """The second one ends torchrun while it waits for its ranks."""
     for _ in range(2):
@@ -42,26 +53,46 @@ def twice_in_the_terminal(watch: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
+def hung_up(watch: subprocess.Popen[str]) -> None:
+    """By somebody who sends it to this process alone: it has no terminal."""
+    watch.send_signal(signal.SIGHUP)
+
+
 @pytest.mark.alone
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("stop", [twice_in_the_terminal, subprocess.Popen.terminate])
+@pytest.mark.parametrize("stop", [twice_in_the_terminal, subprocess.Popen.terminate, hung_up])
 def test_a_training_that_was_asked_to_stop_is_stopped(tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]) -> None:
-    (script := tmp_path / "train.py").write_text(SCRIPT)
-    trains, summed, page = (tmp_path / name for name in ("trains", "w.json", "w.html"))
-    unskew = [sys.executable, "-m", "unskew", "watch", "--store", str(tmp_path / "store")]
-    files = ["--json", str(summed), "--html", str(page)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*unskew, *files, "--", *torchrun, str(script), str(trains)]
+    trains, command = command_in(tmp_path)
     watch = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     while not trains.exists() and watch.poll() is None:
         time.sleep(0.05)
     stop(watch)
     shown = watch.communicate(timeout=60)[1]
-    assert watch.returncode == 1, shown  # torchrun's own
+    assert "it was asked to stop, and the command ended with exit code 1" in shown.replace("\n", " ").replace("  ", "")
+    is_stopped(watch, tmp_path)
+
+
+@pytest.mark.alone
+@pytest.mark.limit(120)
+def test_a_closed_terminal_ends_the_training_and_its_summary_is_written(tmp_path: Path) -> None:
+    trains, command = command_in(tmp_path)
+    ours, its = os.openpty()
+    watch = subprocess.Popen(["setsid", "--ctty", *command], stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    while not trains.exists() and watch.poll() is None:
+        time.sleep(0.05)
+    os.close(ours)  # the kernel tells the process alone that the terminal was opened for
+    watch.wait(timeout=60)
+    is_stopped(watch, tmp_path)
+
+
+def is_stopped(watch: subprocess.Popen[Any], tmp_path: Path) -> None:
+    """Whoever looks at what is left sees a run that was stopped."""
+    summed, page = tmp_path / "w.json", tmp_path / "w.html"
+    assert watch.returncode == 1  # torchrun's own
     summary = json.loads(summed.read_text())
     assert (summary["status"], [one for one in summary["verdicts"] if one["cause"] == "dead"]) == ("stopped", [])
     assert summary["iterations"] >= 40
-    assert "it was asked to stop, and the command ended with exit code 1" in shown.replace("\n", " ").replace("  ", "")
     assert page.exists()
     with open_store(Store(tmp_path / "store")) as reader:
         assert reader.sql("select count(*) as n from events where type like 'run_finished%'")["n"].to_list() == [1]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from unskew.collector.events import RankDetached
 
-STOPPED_BY = (signal.SIGTERM, signal.SIGINT)
+STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_ANOTHER = (
     "closed by peer", "reset by peer", "peer closed", "broken pipe", "connection was likely closed", "connection refused",
     "timed out waiting", "application timeout", "timed out after", "timed out in", "remote process exit", "nccl error",

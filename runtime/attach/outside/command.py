@@ -192,13 +192,16 @@ def _code_of(process: subprocess.Popen[bytes]) -> int:
 
 
 class _SignalRelay:
-    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM is passed on, also one that comes while it is
-    started. Neither ends the watching; `on_stop` hears of each."""
+    """Ctrl-C reaches the command by itself, as it shares the terminal; SIGTERM and SIGHUP are passed on, also what comes while
+    it is started, but a closed terminal's SIGHUP only by whom the terminal was opened for: else the shell tells both, and
+    torchrun, told twice, may leave its ranks behind. None of them ends the watching; `on_stop` hears of each. Under nohup
+    SIGHUP stays ignored."""
 
     def __init__(self, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop
         self._process: subprocess.Popen[bytes] | None = None
         self._early = 0
+        self._terminal = _has_terminal()
 
     def to(self, process: subprocess.Popen[bytes]) -> None:
         """From now on; what has come before goes there too."""
@@ -211,11 +214,19 @@ class _SignalRelay:
             signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: self._on_stop()),
             signal.SIGTERM: signal.signal(signal.SIGTERM, self._pass_on),
         }
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._hung_up)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _hung_up(self, number: int, frame: FrameType | None) -> None:
+        if self._terminal and not _has_terminal() and os.getsid(0) != os.getpid():
+            self._on_stop()
+        else:
+            self._pass_on(number, frame)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's arguments
         self._on_stop()
@@ -224,3 +235,12 @@ class _SignalRelay:
             return
         with suppress(OSError):  # it has ended, or has become another user's
             self._process.send_signal(number)
+
+
+def _has_terminal() -> bool:
+    """Whether the process has a terminal that can end it; one that was closed is none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

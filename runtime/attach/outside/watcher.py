@@ -60,7 +60,7 @@ LAST_POLLS = 25
 DEVICE: DeviceKind = "cores"
 GOES_ON_S = 60.0
 """A job that steps so long after it was asked to stop has been asked for something else."""
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 """The exit codes of a command that was stopped by a person or a scheduler."""
 NO_LENGTHS = "what its batches hold is not known, as no loader of torch gives them: session.note(tokens=...) before backward()"
 NOT_KNOWN = "; which of its ranks died first is not known"

@@ -281,8 +281,9 @@ def watch_training(
     if end is None:
         warn([unseen(place, run)])
         return code
-    console.print(render(screen.state, facts, console.width, 60))
-    console.print(phase_table(phases))
+    with suppress(OSError):  # a terminal that was closed takes no summary, the files of it are written all the same
+        console.print(render(screen.state, facts, console.width, 60))
+        console.print(phase_table(phases))
     with open_store(place) as reader:
         stored = int(reader.sql("select count(*) as n from events where run = ?", [run])["n"][0])
     device = screen.state.run.started.device if screen.state.run.started else ""
