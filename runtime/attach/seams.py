@@ -338,7 +338,11 @@ def _chunk(session: LoopSession, kind: ChunkKind) -> _Wrap:
 def _loader(session: LoopSession) -> None:
     def wrap(original: _Function) -> _Function:
         def following(iterator: Any) -> Any:
-            if (loop := session.timeline) is None or loop.thread != get_ident():
+            if (loop := session.timeline) is None:
+                batch = original(iterator)
+                session.guarded(lambda: session.loaded_early(batch))
+                return batch
+            if loop.thread != get_ident():
                 return original(iterator)
             try:
                 loop.loading()

@@ -27,6 +27,7 @@ from unskew.collector.write.spool import SpoolWriter
 from unskew.runtime.attach.asked.probe_file import read_probe
 from unskew.runtime.attach.clocks.coreless import CorelessClock
 from unskew.runtime.attach.flights import last_flights
+from unskew.runtime.attach.lengths import lengths_of
 from unskew.runtime.attach.timeline import LoopTimeline
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class LoopSession:
         self._ended = threading.Event()
         self._notes: list[VerdictNotes] = []
         self._noted: tuple[int | None, float | None] = None, None
+        self._early: tuple[int, tuple[int, ...]] = 0, ()
         os.register_at_fork(after_in_child=self._forked)
 
     @property
@@ -240,6 +242,11 @@ class LoopSession:
         except Exception as error:
             self.failed(error)
 
+    def loaded_early(self, batch: object) -> None:
+        """A loader's batch before the first `backward()`, which may be of it."""
+        if self._measured:
+            self._early = get_ident(), lengths_of(batch)
+
     def emit(self, event: Telemetry) -> None:
         """Into the rank's log; nothing where nothing is measured."""
         if self._spool is not None and self._measured:
@@ -294,6 +301,8 @@ class LoopSession:
                 facts.rank, facts.ranks, device, clock.take, ready=lambda: 0, product=product, now=clock.now, waits=clock.waited
             )
         timeline.note(*self._noted)
+        if facts.ranks == 1 and self._early[0] == timeline.thread:  # of several, models show what they are given from now on
+            timeline.began_with(self._early[1])
         if self.steps_on == timeline.thread:
             timeline.stepping()
         beat = threading.Thread(target=self._beat, args=(timeline, spool, pid), name="unskew-beat", daemon=True)

@@ -133,6 +133,10 @@ class LoopTimeline:
         self._pieces.append(("data_wait", self._loading, self._mark, self._number))
         self._loading = None  # a loader within another has ended before it
 
+    def began_with(self, lengths: tuple[int, ...]) -> None:
+        """What the first `backward()` is of, as a loader gave it before there was a timeline."""
+        self._lengths = lengths
+
     def called(self, batch: object, *, gathers: bool) -> None:
         """The model is given this, which the loader may have read long before; its lengths count instead of the loader's. Not
         what a part of it is given once more in the backward pass, where activations are computed again. `gathers`: its

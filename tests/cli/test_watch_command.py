@@ -24,6 +24,7 @@ from unskew.collector.events import IterationCommitted, RankAttached, RankDetach
 from unskew.collector.files.manifest import load
 from unskew.collector.files.tail import Entry
 from unskew.collector.paths import Store, StoreError
+from unskew.collector.read.reader import open_store
 from unskew.collector.service import sealing
 from unskew.collector.service.collecting import Collector
 from unskew.collector.write import spool
@@ -60,6 +61,18 @@ for step, x in enumerate(DataLoader(torch.randn(16 * 40, 128), batch_size=16)):
     (Slow.apply(y) if what == "slow" and rank == 1 else y).square().mean().backward()
     optimizer.step()
 dist.destroy_process_group()
+"""
+
+
+ALONE = """
+import torch
+from torch.utils.data import DataLoader
+
+model = torch.nn.Linear(128, 128)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in DataLoader(torch.randn(16 * 3, 128), batch_size=16):
+    model(x).square().mean().backward()
+    optimizer.step()
 """
 
 
@@ -389,3 +402,13 @@ def test_a_rank_whose_measuring_ends_does_not_hang_and_its_run_is_not_done(
     assert summary["status"] == "incomplete"
     assert "rank 0 is not measured since iteration" in summary["reason"]
     assert "a seam broke" in summary["reason"]
+
+
+def test_of_one_process_the_first_batch_has_lengths_too(tmp_path: Path) -> None:
+    """Its loader gives it before anybody knows which thread trains."""
+    done = watched(tmp_path, sys.executable, "-c", ALONE)
+    assert "what its batches hold is not known" not in done.stderr, done.stderr
+    assert "on 1 rank," in done.stderr
+    with open_store(Store(tmp_path / "store")) as reader:
+        lengths = reader.sql("select lengths from micro_batches order by iteration")["lengths"].to_list()
+    assert lengths == [[16 * 128]] * 3
