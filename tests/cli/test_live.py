@@ -168,6 +168,13 @@ def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
     )
 
 
+def test_a_sight_that_comes_and_goes_displaces_nothing_else() -> None:
+    limits = [ev.DetectionLimit(at_iteration=number, smallest_slowdown=(None, 1.4)[number % 2]) for number in range(20)]
+    state = after(STARTED, APPLIED, ev.Note(text="what matters", by="ann"), *limits)
+    assert [one.sentence.topic for one in state.lines].count("sight") == 1
+    assert "what matters" in drawn(state)
+
+
 def test_a_run_that_lost_its_controller_is_over() -> None:
     """It was "not fitted yet", and so much time was left."""
     unfitted = msgspec.structs.replace(judged(0), predicted_us=None)

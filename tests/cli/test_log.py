@@ -87,6 +87,10 @@ def test_a_file_without_rules_says_so(holed: Store) -> None:
     assert (result.exit_code, result.stdout) == (0, f"{holed.root / 'alerts.toml'} has no rules: nothing can open\n")
 
 
+def test_a_list_is_shown_as_one(holed: Store) -> None:
+    assert "[64, 64]" in call("sql", "select [64, 64] as lengths", "--store", str(holed.root)).stdout
+
+
 def test_a_long_word_is_shown_whole(holed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("sql", "select repeat('x', 300) as word, 1 as one", "--store", str(holed.root)).stdout

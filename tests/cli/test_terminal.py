@@ -118,9 +118,9 @@ def test_watch_shows_the_run_that_goes_on_rather_than_the_newest_in_the_log(stor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live.Screen, "controlled", end)
-        assert "early on 1 ranks" in call("watch", "--store", str(store.root)).stdout
+        assert "early on 1 rank," in call("watch", "--store", str(store.root)).stdout
     assert shown[0]
-    assert "late on 1 ranks" in call("watch", "--store", str(store.root)).stdout
+    assert "late on 1 rank," in call("watch", "--store", str(store.root)).stdout
 
 
 def test_watch_waits_for_a_run_that_is_about_to_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

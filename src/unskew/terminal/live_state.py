@@ -117,7 +117,8 @@ def fold(state: LiveState, entry: Entry) -> LiveState:
     state = _measured(msgspec.structs.replace(state, run=run_state.fold(state.run, event, entry.at_us)), event)
     sentence = sentence_of(event)
     if sentence is not None:
-        lines = (*state.lines, SentenceView(state.iteration, sentence))[-REMEMBERED:]
+        kept = [one for one in state.lines if sentence.topic != "sight" or one.sentence.topic != "sight"]  # the last one counts
+        lines = (*kept, SentenceView(state.iteration, sentence))[-REMEMBERED:]
         state = msgspec.structs.replace(state, lines=lines)
     return state
 

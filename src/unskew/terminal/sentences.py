@@ -42,7 +42,8 @@ def _who(event: ev.ModeChanged | ev.Note | ev.CommandRefused | ev.PlanApproved |
 @sentence_of.register
 def _(event: ev.RunStarted) -> Sentence:
     since = f", goes on with {event.resumed_from} after {event.first_iteration} iterations" if event.resumed_from else ""
-    return Sentence("run", f"{event.run} on {event.ranks} ranks, mode {event.mode}, device {event.device}{since}", "quiet")
+    ranks = f"{event.ranks} rank{'s' * (event.ranks != 1)}"
+    return Sentence("run", f"{event.run} on {ranks}, mode {event.mode}, device {event.device}{since}", "quiet")
 
 
 @sentence_of.register

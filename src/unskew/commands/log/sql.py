@@ -224,7 +224,7 @@ def table(rows: polars.DataFrame) -> Table:
     from rich.table import Table
 
     grid = Table(header_style="bold")
-    cells = [[_cell(value) for value in column] for column in rows.head(TABLE_ROWS).iter_columns()]
+    cells = [[_cell(value) for value in column.to_list()] for column in rows.head(TABLE_ROWS).iter_columns()]
     for (name, dtype), column in zip(rows.schema.items(), cells, strict=True):
         one_word = not any(" " in cell.plain for cell in column)
         grid.add_column(_cell(name), justify="right" if dtype.is_numeric() else "left", no_wrap=one_word)
