@@ -13,6 +13,7 @@ The probe distinguishes these.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 
 import msgspec
@@ -166,10 +167,18 @@ def side_by_side(products: Mapping[int, Sequence[int]], ranks: Sequence[int], at
     return ProbeResult(slowdowns=slowdowns, links={}, cost_us=cost_us).event(at_iteration, beside=True) if slowdowns else None
 
 
-def references(spans: Iterable[Span]) -> dict[int, float]:
-    """Rank -> us of its matrix product, from the probe that every rank makes when a run begins."""
+def references(spans: Iterable[Span], classes: Iterable[Collection[int]] = (), slow: float = inf) -> dict[int, float]:
+    """Rank -> us of its matrix product on a healthy device, from the probe that every rank makes when a run begins. Who took
+    `slow` times as long as the median of the others of its class was slow already: that median is its reference."""
     products: dict[int, list[int]] = {}
     for span in spans:
         if span.peer is None and span.compute_us:
             products.setdefault(span.rank, []).append(span.compute_us)
-    return {rank: float(median(us)) for rank, us in products.items()}
+    own = {rank: float(median(us)) for rank, us in products.items()}
+    healthy = dict(own)
+    for ranks in classes:
+        for rank in own.keys() & set(ranks):
+            others = [own[other] for other in ranks if other != rank and other in own]
+            if others and own[rank] >= slow * median(others):
+                healthy[rank] = median(others)
+    return healthy

@@ -230,7 +230,9 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def _probed(self, released: IterationTelemetry) -> tuple[Adaptation, list[Control]]:
         """What GPUs and probes tell beside an iteration; a suspect whose product took long is named."""
         monitor = self.monitor.reading(released.gpus)
-        measurements, found = self.measurements.probed(released.probes)
+        slow = max(self.options.probing.least_slowdown, self.site.detector.least_slowdown)
+        first, classes = self.site.first_iteration, self.site.classes.values()
+        measurements, found = self.measurements.probed(released.probes, first, classes, slow)
         loop = msgspec.structs.replace(self, monitor=monitor, measurements=measurements)
         if found is None:
             return loop, []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 
 import msgspec
@@ -33,11 +34,13 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a rank was added less than `patience` iterations ago that has not been measured yet."""
         return any(committed < added + patience for added in self.added_at.values())
 
-    def probed(self, spans: Sequence[Span]) -> tuple[Measurements, ProbeResult | None]:
-        """What was probed before an iteration; the probe of the first, when the run began, is what later ones are compared
-        with. Of a log that begins later none of them says anything."""
-        if spans and spans[0].iteration == 0:
-            return msgspec.structs.replace(self, references=references(spans)), None
+    def probed(
+        self, spans: Sequence[Span], first: int = 0, classes: Iterable[Collection[int]] = (), slow: float = inf
+    ) -> tuple[Measurements, ProbeResult | None]:
+        """What was probed before an iteration; the probe of the `first`, when the run began or was resumed, is what later ones
+        are compared with (`probing.references`). Of a log that begins later none of them says anything."""
+        if spans and spans[0].iteration == first:
+            return msgspec.structs.replace(self, references=references(spans, classes, slow)), None
         return self, measured(spans, self.references) if spans and self.references else None
 
     def probe(

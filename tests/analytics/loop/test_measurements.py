@@ -36,3 +36,15 @@ def test_without_the_beginning_no_probe_counts_and_on_standby_what_was_recorded(
     assert [reading.slowdown for reading in measurements.readings[1]] == [2.4]
     live = msgspec.structs.replace(ON_STANDBY, slowdown=None)
     assert later.on_standby(live) == (later, live)
+
+
+def test_who_was_slow_when_the_run_began_is_compared_with_healthy_devices_of_its_class() -> None:
+    """Its own product made a device six times slower healthy on standby, again and again. A class of its own is no evidence."""
+    products = [product(rank, 0, us) for rank, us in enumerate((1_000, 6_000, 1_100, 5_000))]
+    measurements, _ = Measurements().probed(products, classes=[(0, 1, 2), (3,)], slow=1.15)
+    assert measurements.references == {0: 1_000, 1: 1_050, 2: 1_100, 3: 5_000}
+
+
+def test_a_resumed_run_is_measured_against_its_own_beginning() -> None:
+    measurements, _ = Measurements().probed([product(1, 30, 1_000)], first=30)
+    assert measurements.on_standby(ON_STANDBY)[1].slowdown == 2.5

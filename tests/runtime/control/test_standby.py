@@ -63,6 +63,16 @@ def iteration_s(run: Run, first: int, end: int) -> float:
     return median(run.summary.iteration_s[first:end])
 
 
+def test_a_rank_that_was_slow_when_the_run_began_stays_away_while_it_is(tmp_path: Path) -> None:
+    """By its own product, taken when it was slow already, it was healthy on standby: it came and went to the end of the run."""
+    run = train(tmp_path, "slow:rank=1,factor=6,at=0", base=LIGHT, **LAYOUT)
+    assert [ranks for _, ranks in plans(run)] == [(0, 1, 2, 3), (0, 2, 3)]
+    assert run.of(VerdictClosed) == []
+    readings = [product.slowdown for product in run.of(StandbyMeasured)]
+    assert len(readings) >= 5
+    assert readings == pytest.approx([6.0] * len(readings), rel=0.01)
+
+
 def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path, undisturbed: Run) -> None:
     run = train(tmp_path, f"{SLOW},until=32", base=LIGHT, **LAYOUT)
     assert_exact(run, undisturbed)
