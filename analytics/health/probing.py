@@ -1,7 +1,7 @@
 """Validation on demand: when the log's evidence is not enough, suspects are measured directly, while training waits for them.
 
-A probe is an action of a plan record: a matrix product on each suspect, three times, against the same product on the same
-device when the run began; and transfers between the suspects, 16, 32 and 64 MB, in passes in which every rank talks to one
+A probe is an action of a plan record: a matrix product on each suspect, three or nine times, against the same product on the
+same device when the run began; and transfers between the suspects, 16, 32 and 64 MB, in passes in which every rank talks to one
 other only, so that the number of passes does not grow with the suspects (Greyhound, section 5.2: a ring of even size takes two
 passes, of odd size three).
 
@@ -145,7 +145,8 @@ def measured(spans: Iterable[Span], reference: Mapping[int, float]) -> ProbeResu
     for span in spans:
         costs[span.rank] = costs.get(span.rank, 0) + span.wall_us
         if span.peer is None:
-            products.setdefault(span.rank, []).append(span.compute_us if span.compute_us is not None else span.wall_us)
+            if span.compute_us is not None:  # without one the device was warmed up
+                products.setdefault(span.rank, []).append(span.compute_us)
         elif span.bytes and span.wall_us:
             links.setdefault((span.peer, span.rank), []).append(span.bytes / span.wall_us)
     return ProbeResult(

@@ -15,9 +15,10 @@ from unskew.runtime.rank.recorder import Recorder
 
 SIZE, SIZE_ON_GPU = 256, 4096
 """Of the matrices: on a GPU a small product would measure how fast it is launched."""
-WARM_US = 10_000
-"""For so long a device multiplies before it is timed: the first products of a process, and the first after a rest, take two to
-four times as long as any later one, and with such a reference a slow device looked healthy ever after."""
+WARM_US, MOST_US = 10_000, 1_000_000
+"""For so long a device computes products before it is timed: the first ones of a process, and after a rest, took 1.5 to 4 times
+as long on a CPU core as any later one, and against such a reference a slow device looked healthy ever after. Where one product
+takes long no more are made than must be, after a second."""
 TIMES_AS_MANY = 3
 """Of products that take what the device takes, against those that take what a profile says."""
 _WORK = Work(256, 256 * 256)
@@ -37,7 +38,8 @@ def run_probe(probe: Probe, rank: int, iteration: int, *, device: Device, comm: 
 
 
 def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder) -> int:
-    """The median time of the matrix product, each repetition recorded, of a device that is warm."""
+    """The median time of the matrix product of a device that is warm. Each repetition is recorded, and as one span without a
+    time of its own what came before."""
     size = SIZE_ON_GPU if device.torch_device.type == "cuda" else SIZE
     matrix = torch.full((size, size), 0.5, device=device.torch_device)
     device.drain()
@@ -45,21 +47,20 @@ def product_us(repeats: int, iteration: int, device: Device, recorder: Recorder)
     def product() -> ChunkTiming:
         return device.run(ChunkOf("F", iteration, 1, False, _WORK, device.now_us()), lambda: matrix @ matrix)[1]()
 
-    warm_us = 0 if device.emulated else WARM_US
-    while warm_us > 0:
-        warm_us -= max(product().wall_us, 1)
-    times = []
-    for _ in range(repeats if device.emulated else repeats * TIMES_AS_MANY):
+    def record(start_us: int, wall_us: int, compute_us: int | None = None, runq_us: int | None = None) -> None:
+        recorder.add(recorder.span(kind="probe", start_us=start_us, wall_us=wall_us, compute_us=compute_us, runq_us=runq_us))
+
+    began_us, warm_us = device.now_us(), 0
+    while not device.emulated and warm_us < WARM_US and device.now_us() - began_us < MOST_US:
         timing = product()
-        recorder.add(
-            recorder.span(
-                kind="probe",
-                start_us=timing.start_us,
-                wall_us=timing.wall_us,
-                compute_us=timing.compute_us,
-                runq_us=timing.runq_us,
-            )
-        )
+        warm_us += timing.compute_us if timing.cpu_us is None else timing.cpu_us
+    if not device.emulated:
+        record(began_us, device.now_us() - began_us)
+    times: list[int] = []
+    most = repeats if device.emulated else repeats * TIMES_AS_MANY
+    while len(times) < repeats or (len(times) < most and device.now_us() - began_us < MOST_US):
+        timing = product()
+        record(timing.start_us, timing.wall_us, timing.compute_us, timing.runq_us)
         times.append(timing.compute_us)
     return int(median(times))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from support.training.runtime_runs import train
 
 from unskew.analytics.core.cost import ChunkCost, CostModel
 from unskew.analytics.core.workload import Work
-from unskew.collector.events import RunFinished, StandbyMeasured, Verdict
+from unskew.collector.events import RunFinished, Verdict
 from unskew.runtime.rank.device import ChunkOf, SleepDevice
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.alone]
@@ -31,9 +30,6 @@ def test_on_the_real_device_a_slow_rank_is_named(tmp_path: Path) -> None:
     assert 14 <= verdict.at_iteration < 40
     assert {other.verdict for other in others} <= {verdict.verdict}
     assert 0.2 < verdict.speed["F"] < 0.5
-    # Where a plan does without it, it is as slow on standby: a reading near a healthy one would bring it back.
-    readings = [product.slowdown for product in run.of(StandbyMeasured) if product.slowdown is not None]
-    assert not readings or median(readings) > 2.2
 
 
 def sleeping(cost: CostModel) -> SleepDevice:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from unskew.analytics.health.probing import measured
 from unskew.analytics.pipeline.actions import Action
 from unskew.collector.events import Span
 from unskew.runtime.rank.device import ChunkOf, ChunkTiming
@@ -77,19 +78,30 @@ def test_a_device_has_not_waited_while_it_still_computed(idle_us: int | None, wa
     assert [span.wait_pp_us for span in disk.spans] == [waited_us]
 
 
-def test_a_product_is_timed_once_the_device_is_warm() -> None:
-    """The first products of a process take longer: a reference of those made a slow device look healthy on standby."""
-
-    taken_us = iter([500] * 10 + [200] * 90)
+@pytest.mark.parametrize(("taken_us", "product", "warm_us", "made"), [
+    ([500] * 10 + [200] * 90, 200, 10_000, 9),  # the first products of a process take longer
+    ([1_100_000] * 9, 1_100_000, 1_100_000, 3),  # a rank may not be silent for long
+])  # fmt: skip
+def test_a_product_is_timed_once_the_device_is_warm(taken_us: list[int], product: int, warm_us: int, made: int) -> None:
+    """Against a reference that was taken cold a slow device looked healthy on standby. Waiting for a core warms nothing: a
+    product takes 12 ms more by the wall clock."""
+    clock, left = [0], list(taken_us)
 
     def run(_chunk: ChunkOf, body: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], ChunkTiming]]:
-        us = next(taken_us)
-        return body(), lambda: ChunkTiming(start_us=0, wall_us=us, compute_us=us)
+        start, us = clock[0], left.pop(0)
+        clock[0] += us + 12_000
+        timing = ChunkTiming(start_us=start, wall_us=us + 12_000, compute_us=us, runq_us=12_000, cpu_us=us)
+        return body(), lambda: timing
 
     cpu = torch.device("cpu")
-    device: Any = SimpleNamespace(torch_device=cpu, emulated=False, drain=lambda: None, now_us=lambda: 0, run=run)
+    device: Any = SimpleNamespace(
+        torch_device=cpu, emulated=False, drain=lambda: None, now_us=lambda: clock[0], run=run
+    )  # fmt: skip
     disk = Disk()
     recorder = recorder_on(disk)
     begin(recorder, 0)
-    assert product_us(3, 0, device, recorder) == 200
-    assert {span.compute_us for span in disk.spans} == {200}
+    assert product_us(3, 0, device, recorder) == product
+    warm, *timed = disk.spans
+    assert (warm.compute_us, [span.compute_us for span in timed]) == (None, [product] * made)
+    assert sum(taken_us[: len(taken_us) - len(left) - made]) >= warm_us
+    assert measured(disk.spans, {0: 100.0}).cost_us == clock[0]
