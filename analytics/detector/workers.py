@@ -15,7 +15,7 @@ name an episode, that of (2) counts.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, log
 
 import msgspec
@@ -71,13 +71,11 @@ def judge_workers(
     known = spread[-1][~np.isnan(spread[-1])]
     floor = float(known.max() if len(known) else np.nanmax(spread, initial=options.sigma_floor))
     detected, sight = _changes(times, msgspec.structs.replace(options, sigma_floor=floor))
-    sizes = np.concatenate([readings[:-1], _over_others(times, company, _within(times, stretches))[None]])
-    compared = [
-        *_slower(
-            times, readings, sizes, noise, company,
-            options=options, stretches=stretches, test=test, lengths_known=lengths_known,
-        )
-    ]  # fmt: skip
+    over_calm = _over_others(times, company, _within(times, stretches))
+    compared, passed = _slower(
+        times, readings, over_calm, noise, company,
+        options=options, stretches=stretches, test=test, lengths_known=lengths_known,
+    )  # fmt: skip
     alone = [one for one in detected if not any(_same_episode(one, other) for other in compared)]
     by_itself = _by_itself(times, [*compared, *alone], over, equal_work=equal_work)
     kept = [one for one in (*compared, *alone) if one not in by_itself]
@@ -85,6 +83,8 @@ def judge_workers(
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
     seen = _seen(times, spread, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
+    if passed:
+        sight = Sight(scope="device", smallest_slowdown=None, why=_or_others_are_fast(passed))
     if by_itself:
         ranks = sorted({str(party.rank) for one in by_itself for party in one.culprits})
         why = f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} took as long for a while, as single iterations do now and then"
@@ -223,7 +223,7 @@ def _stretches(
 def _slower(
     times: RankTimes,
     readings: Floats,
-    sizes: Floats,
+    over_calm: Floats,
     noise: Floats,
     company: PeerGroups,
     *,
@@ -231,12 +231,16 @@ def _slower(
     stretches: Mapping[tuple[int, int], Stretches],
     test: StretchTest,
     lengths_known: bool,
-) -> Iterator[Verdict]:
-    """A verdict on each episode of a rank that took longer: than the others of its role, or than it does else. Who is named is
-    so by `readings`, over all others: over those alone that are in no episode (`sizes`, which state how slow), one that is
-    named would let others pass that are as long as ever."""
+) -> tuple[list[Verdict], dict[int, float]]:
+    """A verdict on each episode of a rank that took longer: than the others of its role, or than it does else. How slow it was
+    is stated over those alone that are in no episode (`over_calm`), and that names it where it took longer over all others too
+    (`readings`) or than it does else: else one that is named would let others pass that are as long as ever. Also rank -> log
+    of how much longer one took that passed so."""
     n = len(times.iterations)
     least = options.least_level(young=n < options.own_past)
+    sizes, moves = np.concatenate([readings[:-1], over_calm[None]]), np.stack([_logs(times), over_calm])
+    verdicts: list[Verdict] = []
+    passed: dict[int, float] = {}
     for column, rank in enumerate(times.role_of):
         known = {kind: ~np.isnan(noise[:, k, column]) for k, kind in enumerate(times.kinds)}
         if not all(one.any() for one in known.values()):
@@ -248,12 +252,17 @@ def _slower(
             healthy[one.begin : one.end] = False
         taken: list[Stretch] = []
         for one, kind in sorted(found, key=lambda item: -item[0].over):
-            shown, levels = (
-                {name: _level(of[known[name], k, :, column], one, healthy, test) for k, name in enumerate(times.kinds)}
-                for of in (readings, sizes)
-            )
+            if any(one.begin < other.end and other.begin < one.end for other in taken):
+                continue
+            k = times.kinds.index(kind)
+            rest = healthy if test.against_rest else None
+            levels = {name: _level(sizes[known[name], i, :, column], one, rest) for i, name in enumerate(times.kinds)}
+            shown = _level(readings[known[kind], k, :, column], one, rest)
+            moved = _level(moves[:, k, :, column], one, healthy)
             needed = level_of_few(options, one.end - one.begin, young=n < options.own_past)
-            if any(one.begin < other.end and other.begin < one.end for other in taken) or shown[kind] < needed:
+            if max(shown, min(levels[kind], moved)) < needed:
+                if levels[kind] >= needed:
+                    passed[rank] = max(levels[kind], passed.get(rank, 0.0))
                 continue
             taken.append(one)
             slacks = {k: max(least / 2, options.slack_of(float(sigma.max()))) for k, sigma in sigmas.items()}
@@ -275,14 +284,23 @@ def _slower(
             alike = len(verdict.speed) == len(times.kinds) and min(levels.values()) >= max(levels.values()) / 2
             always = one.begin == 0 and verdict.until_iteration is None
             unsure = always and alike and not lengths_known and not test.against_rest
-            yield _or_its_data(verdict) if unsure else verdict
+            verdicts.append(_or_its_data(verdict) if unsure else verdict)
+    return verdicts, passed
 
 
-def _level(readings: Floats, one: Stretch, healthy: Flags, test: StretchTest) -> float:
-    """The typical excess in a stretch, by the reading that says least."""
+def _or_others_are_fast(passed: Mapping[int, float]) -> str:
+    """Why who took longer than those in no episode, and not than all others, nor than it does else, is not named."""
+    ranks, times = ", ".join(map(str, sorted(passed))), times_as_long(exp(max(passed.values())))
+    who = f"rank {ranks} takes" if len(passed) == 1 else f"ranks {ranks} take up to"
+    they = "it is" if len(passed) == 1 else "they are"
+    return f"{who} {times} as the calmest ranks with the same layers, but not as most of them: {they} slow, or these are fast"
+
+
+def _level(readings: Floats, one: Stretch, healthy: Flags | None) -> float:
+    """The typical excess in a stretch, over that where it is `healthy`, by the reading that says least."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a kind of work may not be seen in it
         inside = np.nanmedian(readings[:, one.begin : one.end], axis=1)
-        rest = np.nanmedian(readings[:, healthy], axis=1) if test.against_rest else 0.0
+        rest = np.nanmedian(readings[:, healthy], axis=1) if healthy is not None else 0.0
     return float(np.nan_to_num((inside - rest).min(), nan=0.0))
 
 
