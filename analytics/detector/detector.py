@@ -232,7 +232,9 @@ def _watched(state: DetectorState, now: int, load: Residuals, options: DetectorO
     if not settled.all():
         first = shown - tracks.role
         excess = np.where(settled, excess, excess_of(first, first - tracks.level, ~young, state.company))
-    last = tracks.recent[-1].excess[0] - tracks.level if tracks.recent else None
+    last = None  # units without a cost model: a lone one that is longer may have more to do
+    if state.cost is not None:
+        last = tracks.recent[-1].excess[0] - tracks.level if tracks.recent else np.full(residual.shape, np.nan)
     noise = learn_noise(np.array([state.noise.get(kind, np.nan) for kind in tracks.kinds]), unexplained, last, options)
     tracks = tracks.advanced(now, excess, settled & seen, options.limits_of(noise, young), options.window)
     return msgspec.structs.replace(

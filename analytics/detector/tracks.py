@@ -167,7 +167,7 @@ class Tracks(msgspec.Struct, frozen=True):
 
 def learn_noise(noise: Floats, unexplained: Floats, last: Floats | None, options: DetectorOptions) -> Floats:
     """[kind] sigma: a slow mean of the spread between ranks of what is not explained in this iteration (`unexplained` [rank,
-    kind], nan = not seen; `last`: in the one before); nan in `noise` = nothing learned yet.
+    kind], nan = not seen; `last`: in the one before, None = a lone rank is not to be named); nan in `noise` = nothing yet.
 
     Spread, not size: what all ranks share (a batch more expensive than predicted) is no noise, for nobody is flagged of it,
     and as noise it would hide a slow rank. A minority of slow ranks and a spike do not count either. Spread by the median
@@ -179,8 +179,8 @@ def learn_noise(noise: Floats, unexplained: Floats, last: Floats | None, options
     for kind in range(len(noise)):
         values = unexplained[:, kind]
         known = ~np.isnan(values)
-        if known.sum() == 1:
-            values = (values - (np.nan if last is None else last[:, kind])) / sqrt(2)
+        if last is not None and known.sum() == 1:
+            values = (values - last[:, kind]) / sqrt(2)
             known = ~np.isnan(values)
         values = _one_half(np.sort(values[known]), options.least_level(young=True))
         n = len(values)
