@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import polars as pl
@@ -98,6 +99,7 @@ def call(*arguments: str) -> Result:
 def test_the_named_questions_have_a_saved_query_that_says_what_it_tells(answers: dict[str, pl.DataFrame]) -> None:
     assert set(answers) >= {
         "slowest_ranks",
+        "longest_waits",
         "time_lost_per_cause",
         "time_over_usual_per_verdict",
         "effect_of_each_decision",
@@ -158,6 +160,26 @@ def test_goodput_counts_a_run_by_its_own_time(tmp_path: Path) -> None:
         stream.close()
         reader.refresh()
         assert {row["run"]: row for row in reader.sql(query).iter_rows(named=True)} == before
+
+
+def test_who_waited_is_told_where_the_waits_are_spans_and_where_they_are_amid_the_passes(tmp_path: Path) -> None:
+    """DDP's are spans behind the backward pass, and every `wait_` of its chunks is NULL; FSDP's are in both."""
+    store = Store(tmp_path)
+    stream, writer = ControlStream(store, "a", "control", "controller.1"), SpoolWriter(store, "a", "rank-0000.1")
+    started = ev.RunStarted(run="a", device="cpu", clock="monotonic", mode="observe", ranks=3, options={}, code="", version="")
+    stream.append(0, [started], actor="c")
+    for iteration, rank in product(range(12), range(3)):
+        where = {"device": "", "rank": rank, "plan_version": 0, "attempt": 0, "iteration": iteration, "start_us": 0}
+        amid_us = None if rank == 2 else 1000 * rank
+        writer.append(ev.Span(**where, kind="B", wall_us=5000, wait_dp_us=amid_us))
+        writer.append(ev.Span(**where, kind="all_reduce", wall_us=3000 if rank == 2 else 500, wait_dp_us=amid_us))
+        writer.append(ev.IterationCommitted(iteration=iteration, plan_version=0, attempt=0, rank=rank, loss=1.0, tokens=9,
+                                            start_us=0, wall_us=10_000, log_complete=True))  # fmt: skip
+    assert writer.close(10.0)
+    stream.close()
+    with open_store(store) as reader:
+        found = reader.sql(saved_queries()["longest_waits"].sql).rows()
+    assert found == [("a", 2, 3.0, 30.0, 12), ("a", 1, 1.5, 15.0, 12), ("a", 0, 0.5, 5.0, 12)]
 
 
 @pytest.mark.slow
