@@ -82,11 +82,13 @@ class IterationTelemetry(msgspec.Struct, frozen=True, kw_only=True):
     much such times, in all that ranks did, made the iteration longer, `maybe_coreless_us`: by how much more at most, where they
     passed while an emulated device went on, `late_us`: for how long the rank that was late most began chunks late, as far as it
     had had no core; `idle`: rank -> the part of its chunks' own time in which it wanted none, `own_us`: rank -> kind of work ->
-    what its chunks took by themselves, beside their layers, where that was measured."""
+    what its chunks took by themselves, beside their layers, where that was measured. `exchanged_us`: what the rank that waited
+    least for the others amid its own work waited: all took as long, so that is what they exchanged and no one's slowness."""
 
     committed: CommittedIteration
     probes: tuple[Span, ...] = ()
     collectives_us: tuple[float, ...] = ()
+    exchanged_us: float = 0.0
     group_waits: tuple[GroupWait, ...] = ()
     bucket_steps: tuple[BucketStep, ...] = ()
     gpus: tuple[GpuState, ...] = ()

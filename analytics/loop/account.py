@@ -70,7 +70,7 @@ def account_of(sample: IterationSample, model: CostModel) -> IterationAccount:
     for one in released.beside:
         (paused if one.kind in FOR_A_CAUSE else beside)[one.rank] += round(one.us)
     sums_us = max(released.collectives_us, default=0.0) if model.sync is None else 0.0
-    needed_us = max(beside.values(), default=0) + sums_us
+    needed_us = max(beside.values(), default=0) + sums_us + released.exchanged_us
     ideal_us = min(even_us(prediction.timeline), prediction.synced_us) + needed_us
     expected_us = prediction.synced_us + needed_us + max(paused.values(), default=0)
     coreless_us = released.coreless_us + min(released.maybe_coreless_us, released.late_us)
@@ -94,7 +94,7 @@ def outside_of(sample: IterationSample, prediction: Prediction, *, sums_timed: b
     of_chunks_us = max(prediction.synced_us, *busy.values())
     untimed_us = () if sums_timed else released.collectives_us
     of_end_us = max(beside.values(), default=0) + max(untimed_us, default=0.0)
-    inside_us = of_chunks_us + of_end_us + released.coreless_us + released.maybe_coreless_us
+    inside_us = of_chunks_us + of_end_us + released.exchanged_us + released.coreless_us + released.maybe_coreless_us
     return 1 - inside_us / sample.committed.measured_us
 
 

@@ -158,6 +158,7 @@ def _release(opened: _Open, plan: Plan) -> IterationTelemetry:
             transfers=_transfers(counted, works, plan),
         ),
         collectives_us=_collectives_us((group, us) for group, us, _ in buckets),
+        exchanged_us=_exchanged_us(counted),
         bucket_steps=tuple(_bucket_step(*bucket) for bucket in buckets),
         group_waits=_group_waits(chunks, works, plan),
         # Ranks that execute nothing measure themselves beside the iterations; what they find comes by a control event.
@@ -316,6 +317,15 @@ def _collectives_us(steps: Iterable[tuple[str, float]]) -> tuple[float, ...]:
     for group, us in steps:
         times[group] += round(us)
     return tuple(map(float, times.values()))
+
+
+def _exchanged_us(spans: list[Span]) -> float:
+    """What the rank that waited least for its data-parallel peers in its chunks and beside them waited, as FSDP's ranks do."""
+    waited = Counter[int]()
+    for span in spans:
+        if span.kind in CHUNK_KINDS or span.kind in BESIDE_CHUNKS:
+            waited[span.rank] += span.wait_dp_us or 0
+    return float(min(waited.values(), default=0))
 
 
 def _buckets(spans: list[Span]) -> list[tuple[str, float, float]]:

@@ -165,3 +165,15 @@ def test_time_without_a_core_counts_as_far_as_the_iteration_was_longer_for_it(
     first, *_ = (one for _ in range(LONG_ENOUGH) for one in intake.take([log.pop(0) for _ in [*log]], PLAN_OF))
     assert (first.coreless_us, first.maybe_coreless_us) == ((0, coreless_us) if emulated else (coreless_us, 0))
     assert [rank for rank, share in first.without_core.items() if share > 0] == [1]
+
+
+def test_what_ranks_exchange_amid_their_chunks_is_what_the_one_that_waits_least_waits() -> None:
+    """The others wait for it as well: rank 0's chunks are long, and the others' waits with them."""
+
+    def waiting(event: Span) -> Span:
+        return msgspec.structs.replace(event, wait_dp_us=50 if event.rank == 0 else 500)
+
+    log = [waiting(event) if isinstance(event, Span) else event for rank in range(RANKS) for _, event in written(None)[rank]]
+    intake = Intake()
+    first, *_ = (one for _ in range(LONG_ENOUGH) for one in intake.take([log.pop(0) for _ in [*log]], PLAN_OF))
+    assert first.exchanged_us == 50 * sum(chunk.rank == 0 for chunk in first.committed.chunks)
