@@ -29,7 +29,7 @@ from unskew.analytics.core.outcome import Sight, UnexplainedTime, times_as_long
 from unskew.analytics.detector.cusum import CusumLimits, CusumSums, raised, rise, threshold
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.series.bursts import LongIterations
-from unskew.analytics.detector.series.levels import fires_from
+from unskew.analytics.detector.series.levels import fires_from, likeliest_onset
 from unskew.analytics.detector.series.noise import BOUND, SeriesNoise, lone_spread, noise_of
 from unskew.analytics.detector.series.ranges import Sample, Samples, agreed, within
 from unskew.analytics.detector.series.wander import Paces
@@ -309,6 +309,7 @@ def _changed(
         return state, ()
     n_slow = len(state.recent)
     if since is None:
+        rows = rows[likeliest_onset(over[at:], level) :]
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
         n_slow, state = len(state.past) - len(past) + len(rows), msgspec.structs.replace(state, slow=(0, 0.0))
         episodes += 1

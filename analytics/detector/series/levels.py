@@ -42,6 +42,18 @@ def fires_from(over: Floats, limits: CusumLimits) -> int | None:
     return at if gain[at:].sum() > threshold else None
 
 
+def likeliest_onset(over: Floats, level: float) -> int:
+    """The position from which on `over` (n,) most likely lies at `level`, and not at 0 as before: of Laplace noise, which makes
+    one value speak for as much as `level` at most, however long it was. A test's sum leaves zero by noise that is above its
+    slack, so it dates a slowness early that is much more than that.
+
+    >>> likeliest_onset(np.array([0.1, 0.0, 0.06, 0.3, 0.2, 0.3]), 0.25)
+    3
+    """
+    speaks = np.clip(2 * over - level, -level, level)
+    return int(np.argmax(np.cumsum(speaks[::-1])[::-1]))
+
+
 def without_changes(values: Floats) -> Floats:
     """`values` (n,), none nan, each less the median of its level, where levels clearly change: what is left is noise.
 

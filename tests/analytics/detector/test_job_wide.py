@@ -364,3 +364,11 @@ def test_an_iteration_is_judged_once_and_in_order_and_one_without_a_time_is_pass
     named, closed = judge(enumerate(times))
     assert isinstance(closed, VerdictClosed)
     assert (closed.verdict, closed.until_iteration) == (named.verdict, 150)
+
+
+def test_two_long_iterations_just_before_an_episode_do_not_date_it() -> None:
+    """The test's sum had not come back to zero from them, so it was dated five iterations early."""
+    times = job_times(3, 260, spikes=0.0)
+    times[195:197] *= 1.3
+    (verdict,) = found(slowed(times, Episode(200, 60, 1.25)))
+    assert verdict.since_iteration == 200
