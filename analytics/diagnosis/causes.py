@@ -105,8 +105,8 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         culprits = (Party(kind="stage", stage=costly),)
         evidence["mean_us_per_micro_batch"] = {str(stage): round(us) for stage, us in means.items()}
         sentence = f"stage {costly} takes {times_as_long(ratio)} as the others: it costs {100 * share:.1f} % of the time"
-        if any(not section.lengths_logged and len(section.replicas) == 1 for section, _ in sections):
-            sentence += "; its layers or its device, which one replica without lengths does not show"
+        if any(not section.by_model and len(section.replicas) == 1 for section, _ in sections):
+            sentence += "; its layers or its device, which one replica does not show"
     else:
         ranks = _paused(cause, sections)
         culprits = tuple(Party(kind="device", rank=rank) for rank in ranks)

@@ -80,11 +80,11 @@ def _sight(section: TraceSection, options: DetectorOptions) -> Sight:
         return Sight(scope="device", smallest_slowdown=None, why=why)
     if slowness.ambiguous:
         one, other = (_name(section, who) for who in slowness.ambiguous[0])
-        why = f"{one} or {other} is slow, and without lengths the trace does not show which"
+        why = f"{one} or {other} is slow, and the trace does not show which"
         return Sight(scope="device", smallest_slowdown=None, why=why)
     change = None if slowness.smallest_change is None else exp(slowness.smallest_change)
     if slowness.smallest is None:
-        why = "with one replica and no lengths, a device slow from the first recorded step on looks like a costly stage"
+        why = "with one replica, a device slow from the first recorded step on looks like a costly stage"
         named = f"; one that turned slow later by {percent(round(change or 1.0, 3))} or more would have been named"
         later = named if is_close(change) else ""
         return Sight(scope="device", smallest_slowdown=None, why=why + later)

@@ -60,8 +60,9 @@ LEAST_CHUNKS = 8
 
 class TraceSection(msgspec.Struct, frozen=True, dict=True):
     """`expected_us` [operation, iteration]: what a healthy device of the stage takes for the chunk's workload; NaN for other
-    operations. `lengths_logged` False: inferred from peers. `correlation`: of forward with backward times over micro-batches.
-    `plan_version`: of the plan (0 in an imported run); `uneven`: it gives ranks unequal work on purpose. Where workload is
+    operations. `lengths_logged` False: inferred from peers; `by_model`: by one cost model for all stages, else of each by
+    itself. `correlation`: of forward with backward times over micro-batches. `plan_version`: of the plan (0 in an imported
+    run); `uneven`: it gives ranks unequal work on purpose. Where workload is
     inferred: `slowness` of ranks, which of several stages is estimated with it (its numbers are places in `stages` and
     `replicas`), and `smallest_replica_slowdown`, from which on a whole replica would have been told from its micro-batches;
     None = not at all."""
@@ -69,6 +70,7 @@ class TraceSection(msgspec.Struct, frozen=True, dict=True):
     recording: TraceRecording
     expected_us: Array
     lengths_logged: bool
+    by_model: bool = False
     correlation: float | None = None
     plan_version: int = 0
     uneven: bool = False
@@ -146,7 +148,7 @@ def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]],
             us = cost.chunk_us(operation.kind, work, count, has_head=has_head, place=place, again=again)
             expected[i, column] = max(us, 1e-3)
     uneven = plan.division is not None and bool(plan.division.fewer)
-    return TraceSection(recording, expected, lengths_logged=True, plan_version=plan.plan_version, uneven=uneven)
+    return TraceSection(recording, expected, lengths_logged=True, by_model=True, plan_version=plan.plan_version, uneven=uneven)
 
 
 def without_lengths(

@@ -72,14 +72,16 @@ def test_uneven_documents_accuse_no_replica(seed: int) -> None:
     assert follow_ranks(trace(seed, 1.0, spread=0.4), DetectorOptions())[0].verdicts == ()
 
 
-def with_lengths_diagnosed(*, stages: int, slow: dict[int, float], heavy: float = 1.0) -> Diagnosis:
-    """Four replicas whose lengths are logged, those of replica 0 `heavy` times as long; ranks are `slow` from `SINCE` on."""
-    plan = uniform_plan(tp=1, pp=stages, dp=4, n_layers=4, micro_batches=8)
+def with_lengths_diagnosed(
+    *, stages: int, slow: dict[int, float], heavy: float = 1.0, replicas: int = 4, since: int = SINCE
+) -> Diagnosis:
+    """Replicas whose lengths are logged, those of replica 0 `heavy` times as long; ranks are `slow` from `since` on."""
+    plan = uniform_plan(tp=1, pp=stages, dp=replicas, n_layers=4, micro_batches=8)
     longer = [heavy if route.replica == 0 else 1.0 for route in sorted(plan.routes, key=lambda route: route.micro_batch)]
     tokens = np.random.default_rng(1).integers(60, 256, (STEPS, 8)) * np.array(longer)
 
     def factor(iteration: int, chunk: Action) -> float:
-        times = slow.get(chunk.rank, 1.0) if iteration >= SINCE else 1.0
+        times = slow.get(chunk.rank, 1.0) if iteration >= since else 1.0
         return float(times * tokens[iteration, chunk.micro_batch] / 256)
 
     batches = [route.micro_batch for route in sorted(plan.routes, key=lambda route: route.replica)]  # as they are numbered
@@ -112,6 +114,16 @@ def test_what_long_documents_cost_is_not_put_down_to_who_is_slow_with_them(stage
     """Of one stage 17 of 27 device-seconds were left, of two 34 of 42."""
     healthy, slowed = (with_lengths_diagnosed(stages=stages, slow=who, heavy=2.0).time_lost_s for who in ({}, slow))
     assert slowed["long_sequences"] == pytest.approx(healthy["long_sequences"], rel=0.03)
+
+
+def test_logged_lengths_do_not_tell_a_costly_stage_from_a_slow_device_of_one_replica() -> None:
+    """ "With one replica and no lengths" was said of them, and of the stage no doubt at all: each is compared with itself."""
+    healthy = with_lengths_diagnosed(stages=2, replicas=1, slow={})
+    assert healthy.why.startswith("with one replica, a device slow from the first recorded step on looks like a costly stage")
+    slow = with_lengths_diagnosed(stages=2, replicas=1, slow={1: 1.5}, since=0)
+    (sentence,) = [one.sentence for one in slow.verdicts if one.cause == "stage_imbalance"]
+    assert sentence.endswith("its layers or its device, which one replica does not show")
+    assert "no lengths" not in healthy.why + slow.why
 
 
 def test_two_slow_of_four_are_as_slow_as_they_are_where_lengths_are_known() -> None:
