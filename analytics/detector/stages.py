@@ -115,10 +115,12 @@ def stage_verdict(
 
 class SlowReplicas(msgspec.Struct, frozen=True, kw_only=True):
     """Whose slowness the whole job's is: in the iterations `first` to `last` the replicas `slowest` took `times` as long as
-    their lengths let expect (medians), by kind as `speed` says, and each rank of the `others` less than any of theirs."""
+    their lengths let expect (medians), by kind as `speed` says, and each rank of the `others` less than any of theirs; of the
+    `calm` ones of these less than is named: they only wait."""
 
     slowest: dict[int, tuple[int, ...]]
     others: tuple[int, ...]
+    calm: tuple[int, ...]
     first: int
     last: int
     times: tuple[float, ...]
@@ -138,7 +140,7 @@ class SlowReplicas(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             of_job,
             culprits=tuple(Party(kind="replica", replica=replica) for replica in self.slowest),
-            victims=tuple(Party(kind="replica", replica=replica) for replica in self.others),
+            victims=tuple(Party(kind="replica", replica=replica) for replica in self.calm),
             speed=self.speed,
             confidence=min(of_job.confidence, UNDECIDED),
             sentence=(
@@ -174,11 +176,14 @@ def slow_replicas_now(of_job: Verdict, tracks: Tracks, plan: Plan, options: Dete
 def _slowest_in(seen: list[ExcessSample], tracks: Tracks, plan: Plan, options: DetectorOptions) -> SlowReplicas | None:
     """The replicas, of two or more ranks, whose ranks have all taken longer than their lengths let expect, each longer than any
     of the others: lengths are drawn anew, so it is none of them. Those that differ by less than what is named are alike. None
-    where there is no such replica, or a rank was not seen in each of these iterations."""
+    where there is no such replica, or a rank was seen in fewer than `least_iterations` of these."""
     if not seen:
         return None
-    # [rank, kind], nan = not seen in each of them; the lower of two middle values: between them is what no iteration took
-    middle = np.quantile(np.stack([one.excess[0] for one in seen]), 0.5, axis=0, method="lower")
+    ordered = np.sort(np.stack([one.excess[0] for one in seen]), axis=0)  # nan sorts to the end
+    n = (~np.isnan(ordered)).sum(axis=0)
+    # [rank, kind], nan = not seen often enough; the lower of two middle values: between them is what no iteration took
+    middle = np.take_along_axis(ordered, np.maximum((n - 1) // 2, 0)[None], axis=0)[0]
+    middle = np.where(n >= options.least_iterations, middle, np.nan)
     column, rows = tracks.kinds.index(ALL), {rank: row for row, rank in enumerate(tracks.ranks)}
     replicas = {role.replica: tuple(one.rank for one in plan.roles if one.replica == role.replica) for role in plan.roles}
     if any(rank not in rows or np.isnan(middle[rows[rank], column]) for rank in plan.ranks):
@@ -194,6 +199,7 @@ def _slowest_in(seen: list[ExcessSample], tracks: Tracks, plan: Plan, options: D
     return SlowReplicas(
         slowest={one: replicas[one] for one in slowest},
         others=tuple(others),
+        calm=tuple(one for one in others if shown[one][:, column].max() < options.least_level()),
         first=seen[0].iteration,
         last=seen[-1].iteration,
         times=tuple(exp(float(np.median(shown[one][:, column]))) for one in slowest),

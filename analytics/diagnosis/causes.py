@@ -4,7 +4,7 @@ A cause is named when it costs at least `LEAST_SHARE` of the time of the iterati
 costs; what the others cost is in the time lost. Unequal stages are named only under the plan that the run began with: a
 later plan is uneven because it answers a slow or a dead device, and to even it out would undo that. Where the workload was
 inferred from peers, unequal lengths are named only when forward and backward times of micro-batches move together (correlation
->= 0.9, ByteDance's rule).
+>= 0.9, ByteDance's rule), and with doubt where one replica always has least to do: the others may be slow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from unskew.analytics.core.outcome import times_as_long
 from unskew.analytics.detector.next_steps import NEXT_STEP
-from unskew.analytics.diagnosis.ranks.heaviest import heaviest
+from unskew.analytics.diagnosis.ranks.heaviest import heaviest, is_one_light
 from unskew.analytics.diagnosis.ranks.replicas import NEXT_STEP as NEXT_STEP_OF_REPLICA
 from unskew.analytics.diagnosis.trace.lost import LostTime
 from unskew.analytics.diagnosis.trace.section import TraceSection
@@ -27,8 +27,10 @@ LEAST_CORRELATION = 0.9
 OR_OFTEN_LONGER = "it is slow now and then, or its documents are longer; which of the two, the log does not show"
 
 
-def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, config: str) -> list[Verdict]:
-    """The verdicts on all sections together, the costliest cause first."""
+def named(
+    sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, config: str, fast: Sequence[str] = ()
+) -> list[Verdict]:
+    """The verdicts on all sections together, the costliest cause first. `fast`: who takes much less than its peers."""
     total = sum(float(lost.measured_us.sum()) for _, lost in sections)
     chosen = {
         cause: [(section, lost) for section, lost in sections if _counts(cause, section)]
@@ -40,7 +42,7 @@ def named(sections: Sequence[tuple[TraceSection, LostTime]], first_number: int, 
     for cause, us in sorted(costs.items(), key=lambda item: -item[1]):
         if us < least or us <= 0 or not _supported(cause, sections):
             continue
-        found.append(_verdict(cause, us / total, chosen[cause], first_number + len(found), config))
+        found.append(_verdict(cause, us / total, chosen[cause], first_number + len(found), config, fast=fast))
     return found
 
 
@@ -68,7 +70,15 @@ def _supported(cause: str, sections: Sequence[tuple[TraceSection, LostTime]]) ->
     return all(section.lengths_logged or (section.correlation or 0.0) >= LEAST_CORRELATION for section, _ in sections)
 
 
-def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, LostTime]], number: int, config: str) -> Verdict:
+def _verdict(
+    cause: str,
+    share: float,
+    sections: Sequence[tuple[TraceSection, LostTime]],
+    number: int,
+    config: str,
+    *,
+    fast: Sequence[str],
+) -> Verdict:
     iterations = [i for section, _ in sections for i in section.recording.iterations]
     shares = np.concatenate([lost.causes[cause] / lost.measured_us for _, lost in sections])
     evidence: dict[str, object] = {
@@ -87,6 +97,7 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
         evidence["spread_of_workload"] = {kind: round(cv, 4) for kind, cv in _spread(sections).items()}
         inferred = [(section, lost.causes[cause]) for section, lost in sections if not section.lengths_logged]
         most = heaviest(inferred)
+        or_slow = list(fast) if inferred and is_one_light([section for section, _ in inferred]) else []
         cost = f"micro-batches of unequal work cost {100 * share:.1f} % of the time"
         sentence = f"{cost}: long sequences, {_shown_by(sections)}"
         if most is not None and not most.shows:
@@ -96,7 +107,10 @@ def _verdict(cause: str, share: float, sections: Sequence[tuple[TraceSection, Lo
             who = f"replica {most.replica} (rank{'s' * (len(most.ranks) > 1)} {', '.join(map(str, most.ranks))})"
             sentence = f"{cost}, {100 * most.share:.0f} % of it where {who} has the most: {OR_OFTEN_LONGER}"
             evidence |= {"next_step": NEXT_STEP_OF_REPLICA, "share_of_replica": round(most.share, 4)}
-        sure = most is None or (most.shows and not most.is_outlier)
+        elif or_slow:
+            sentence = f"{cost}: long sequences, or slow replicas, and the log does not show which: {'; '.join(or_slow)}"
+            evidence["next_step"] = NEXT_STEP_OF_REPLICA
+        sure = not or_slow and (most is None or (most.shows and not most.is_outlier))
     elif cause == "stage_imbalance":
         means = _stage_means(sections)
         costly = max(means, key=lambda stage: means[stage])

@@ -77,7 +77,7 @@ def _of_recording(log: RunLog, sections: Sequence[TraceSection]) -> list[str]:
     trace, waits = log.trace, (*COLLECTIVE_KINDS, "send", "recv")
     if trace.has_chunks:
         beside = _unjudged(_time_outside(log, (*CHUNK_KINDS, *waits, *PAUSES)), "outside its recorded passes and waits")
-        fast = _one_is_fast(trace, next((one for one in sections if one.lengths_logged), None))
+        fast = one_is_fast(log, sections)
         return [*found, *_missing_work(trace, CHUNK_KINDS), *_unmeasured(trace), *beside, *fast]
     if trace.kinds & set(COLLECTIVE_KINDS):
         beside = _unjudged(_time_in(log, "data_wait"), "waiting for input, and nobody is seen to wait for that", least=0.0)
@@ -234,10 +234,13 @@ def _unjudged(shares: pl.DataFrame, where: str, least: float | None = None) -> l
     return [f"{100 * often['share'][-1]:.0f} % of the time of rank {often['rank'][-1]} is {where}"]
 
 
-def _one_is_fast(trace: Trace, by_lengths: TraceSection | None) -> list[str]:
-    """A rank that takes much less than its peers, over what lengths let expect where they are known, in either half of the
-    recording: then most of them are slow, or it has less to do."""
-    chunks = trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
+def one_is_fast(log: RunLog, sections: Sequence[TraceSection]) -> list[str]:
+    """A rank that takes much less than its peers, over what lengths let expect where a section has them, in either half of an
+    imported recording: then most of them are slow, or it has less to do."""
+    if not log.imported:
+        return []
+    by_lengths = next((one for one in sections if one.lengths_logged), None)
+    chunks = log.trace.operations.filter(pl.col("kind").is_in(CHUNK_KINDS) & pl.col("stage").is_not_null())
     over = pl.col("wall_us").sum() / pl.col("expected_us").sum()
     mean = with_expected(chunks, by_lengths).group_by("kind", "stage", "iteration", "rank").agg(us=over)
     peers = mean.with_columns(

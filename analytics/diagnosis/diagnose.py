@@ -40,7 +40,7 @@ from unskew.analytics.detector.options import options_for
 from unskew.analytics.detector.verdicts import devices, lost_verdict
 from unskew.analytics.diagnosis.capacity import idle_s
 from unskew.analytics.diagnosis.causes import LEAST_SHARE, clears_all, faults, named
-from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of
+from unskew.analytics.diagnosis.coverage import earlier_attempts, gaps_of, one_is_fast
 from unskew.analytics.diagnosis.failslow import loss_of
 from unskew.analytics.diagnosis.flight_recorder import HangDiagnosis, explain
 from unskew.analytics.diagnosis.ranks.rank_times import follow_steps
@@ -110,7 +110,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         abstained += problems
         measured, gaps = _measured(sections, verdicts)
         if measured:
-            more = named(measured, next_number(verdicts), options_for(log.device_kind).digest)
+            more = named(measured, next_number(verdicts), options_for(log.device_kind).digest, one_is_fast(log, sections))
             beside = tuple(one for one in more if one.cause not in {verdict.cause for verdict in verdicts})
             lost_s = _device_seconds(log, measured, verdicts + beside)
             verdicts = _in_order(log, verdicts, beside, lost_s)

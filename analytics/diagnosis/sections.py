@@ -92,7 +92,7 @@ def _with_replicas(section: TraceSection, findings: Findings, options: DetectorO
     excess = excess_of(section, section.parts.work_us - section.recording.within_us, slow, options)
     if excess is None:
         return section, _seeing(findings, OR_ITS_DATA)
-    replicas = judge_replicas(section, excess, options, next_number(findings.verdicts))
+    replicas = judge_replicas(section, excess, options, next_number(findings.verdicts), slow)
     smallest = smallest_slowdown(excess, options)
     section = as_slow(msgspec.structs.replace(section, smallest_replica_slowdown=smallest), replicas)
     findings = _seeing(findings, OR_ITS_DATA if smallest is None else f"of a whole replica by {percent(smallest)} or more")

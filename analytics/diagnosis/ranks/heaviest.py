@@ -3,7 +3,7 @@
 Where lengths are inferred, a replica of which all stages are slow in some iterations looks as if it had long documents in them.
 Lengths are drawn anew in each iteration, so each of R replicas has most to do in one iteration of R. Iterations count by what
 unequal work cost in them, which makes them as many as ``n = (sum c)^2 / sum c^2`` alike (Kish). The chance that one of the
-replicas has at least the share that the first one has is at most R times a binomial's upper tail.
+replicas has at least the share that the first one has is at most R times a binomial's upper tail. So it is for who has least.
 """
 
 from __future__ import annotations
@@ -57,10 +57,22 @@ def heaviest(sections: Sequence[tuple[TraceSection, Array]]) -> Heaviest | None:
     return Heaviest(replicas[first], tuple(sorted(ranks)), share, n, min(chance, 1.0), min(least, 1.0))
 
 
+def is_one_light(sections: Sequence[TraceSection]) -> bool:
+    """Whether one replica has the least to do in more iterations than chance explains: it has less, or the others are slow."""
+    replicas = sorted({replica for section in sections for replica in section.replicas})
+    if len(replicas) < 2:
+        return False
+    least = np.concatenate([np.array(section.replicas)[_to_do(section).argmin(axis=0)] for section in sections])
+    k, n = max(int((least == one).sum()) for one in replicas), len(least)
+    return len(replicas) * float(betainc(k, n - k + 1, 1 / len(replicas))) < BY_CHANCE
+
+
 def _most_to_do(section: TraceSection) -> Array:
     """[iteration]: the replica whose chunks should take longest."""
+    return np.asarray(np.array(section.replicas)[_to_do(section).argmax(axis=0)])
+
+
+def _to_do(section: TraceSection) -> Array:
+    """[replica, iteration]: what its chunks should take together."""
     place = np.array([operation.replica for operation in section.recording.graph.operations])
-    replicas = np.array(section.replicas)
-    return np.asarray(
-        replicas[np.stack([np.nansum(section.expected_us[place == one], axis=0) for one in replicas]).argmax(axis=0)]
-    )
+    return np.stack([np.nansum(section.expected_us[place == one], axis=0) for one in section.replicas])

@@ -50,16 +50,27 @@ class ReplicaExcess(msgspec.Struct, frozen=True):
 
 
 def judge_replicas(
-    section: TraceSection, excess: ReplicaExcess, options: DetectorOptions, first_number: int
+    section: TraceSection,
+    excess: ReplicaExcess,
+    options: DetectorOptions,
+    first_number: int,
+    slow: Collection[int | None] = (),
 ) -> tuple[Verdict, ...]:
-    """The replicas that were slower, a verdict each."""
-    named = [
-        _verdict(section, excess, row, shift, options)
+    """The replicas that were slower, a verdict each, of which those are victims that no verdict names, nor one of their ranks
+    (those in `slow`)."""
+    shifts = [
+        (row, shift)
         for row, sigma in enumerate(excess.sigma)
         for shift in stretches_of(excess.least[[row]], np.array([sigma]), excess.test).found
         if _level(excess.least, row, shift) >= options.least_level()
     ]
-    return tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(named, start=first_number))
+    operations = section.recording.graph.operations
+    at_fault = {excess.replicas[row] for row, _ in shifts} | {one.replica for one in operations if one.rank in slow}
+    victims = tuple(Party(kind="replica", replica=one) for one in excess.replicas if one not in at_fault)
+    named = [_verdict(section, excess, row, shift, options) for row, shift in shifts]
+    return tuple(
+        msgspec.structs.replace(one, verdict=number, victims=victims) for number, one in enumerate(named, start=first_number)
+    )
 
 
 def excess_of(
@@ -137,7 +148,6 @@ def _verdict(section: TraceSection, excess: ReplicaExcess, row: int, shift: Stre
         verdict=0,
         cause="unknown",
         culprits=(Party(kind="replica", replica=replica),),
-        victims=tuple(Party(kind="replica", replica=other) for other in excess.replicas if other != replica),
         speed={kind: round(1 / value, 4) for kind, value in ratio.items()},
         since_iteration=since,
         until_iteration=until,

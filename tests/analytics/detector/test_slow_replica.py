@@ -45,6 +45,29 @@ def test_a_replica_is_named_where_no_other_may_be_slow(levels: tuple[float, ...]
     assert ([] if found is None else [*found.slowest]) == named
 
 
+@pytest.mark.parametrize(("lost", "named"), [(1, [1]), (5, [])])
+def test_a_rank_that_lost_some_of_its_spans_was_seen_as_often_as_is_needed(lost: int, named: list[int]) -> None:
+    """One iteration of eight without its times made nobody of the slow replica."""
+    tracks = tracks_of((0.0, 0.0, 0.4, 0.4))
+    recent = list(tracks.recent)
+    for row in range(lost):
+        excess = recent[row].excess.copy()
+        excess[0, 0] = nan
+        recent[row] = ExcessSample(recent[row].iteration, excess)
+    found = slow_replicas(OF_JOB, msgspec.structs.replace(tracks, recent=tuple(recent)), PLAN, DetectorOptions())
+    assert ([] if found is None else [*found.slowest]) == named
+
+
+@pytest.mark.parametrize(
+    ("levels", "victims"), [((0.33, 0.33, 0.4, 0.4), []), ((0.35, 0.0, 0.4, 0.4), []), ((0.05, 0.0, 0.4, 0.4), [0])]
+)
+def test_who_is_slow_too_is_no_victim(levels: tuple[float, ...], victims: list[int]) -> None:
+    """A replica at 1.39 beside one at 1.49 times was "a victim, not at fault", and so was one with a rank at 1.42."""
+    found = slow_replicas(OF_JOB, tracks_of(levels), PLAN, DetectorOptions())
+    assert found is not None
+    assert [one.replica for one in found.named_in(OF_JOB).victims] == victims
+
+
 def test_several_slow_replicas_beside_calm_ones_are_named_together() -> None:
     """Neither is known not to be slow by what the other shows: both are, and the two that are known not to be wait for them."""
     plan = uniform_plan(tp=1, pp=2, dp=4, n_layers=4, micro_batches=8)

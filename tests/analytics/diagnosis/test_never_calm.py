@@ -93,6 +93,21 @@ def late_rank(parts: Sequence[tuple[str, float]], *, waits: bool, group: str | N
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_most_replicas_slow_from_the_first_step_on_are_not_said_to_have_long_sequences(pp: int) -> None:
+    """All micro-batches are equal: "long sequences, as every chunk of theirs shows; a replica slower by 8 % would show"."""
+    plan = uniform_plan(tp=1, pp=pp, dp=4, n_layers=2, micro_batches=8)
+    slow = {role.rank for role in plan.roles if role.replica}
+    spans = spans_of(plan, iterations=40, spread=0.0, factor=lambda _, chunk: 1.3 if chunk.rank in slow else 1.0)
+    found = diagnose(log_of(spans))
+    assert [(one.cause, one.confidence) for one in found.verdicts] == [("long_sequences", 0.5)]
+    assert re.search(
+        r"long sequences, or slow replicas, and the log does not show which: rank [01] takes 0\.77 of its peers' \w+ time: "
+        r"they are slow, or it has less to do\.$",
+        found.sentence,
+    )
+
+
 @pytest.mark.parametrize(
     ("parts", "waits", "group"),
     [

@@ -76,6 +76,16 @@ def test_lengths_drawn_anew_in_each_iteration_name_no_replica(shape: dict[str, i
     assert "a replica slower by" in lengths.sentence
 
 
+def test_a_slow_replica_is_no_victim_of_another() -> None:
+    """Of two that turned slow, each verdict said that the other only waited."""
+    plan = uniform_plan(tp=1, pp=2, dp=5, n_layers=4, micro_batches=10)
+    since = {role.rank: {1: 15, 2: 25}.get(role.replica, ITERATIONS) for role in plan.roles}
+    spans = spans_of(plan, iterations=ITERATIONS, spread=0.1, factor=lambda i, chunk: 1.5 if i >= since[chunk.rank] else 1.0)
+    of_replicas = about_replicas(diagnose(log_of(spans)))
+    assert [one.culprits[0].replica for one in of_replicas] == [1, 2]
+    assert [[party.replica for party in one.victims] for one in of_replicas] == [[0, 3, 4]] * 2
+
+
 def test_one_slow_device_is_not_taken_for_its_replica() -> None:
     plan = uniform_plan(tp=1, pp=2, dp=2, n_layers=4, micro_batches=8)
     found = diagnose(log_of(spans_of(plan, iterations=ITERATIONS, factor=lambda _i, chunk: 1.6 if chunk.rank == 3 else 1.0)))
