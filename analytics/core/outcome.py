@@ -33,11 +33,13 @@ _AGAINST: dict[Scope, str] = {"device": "", "replica": "", "job": " against its 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
     """The smallest lasting slowdown that one way of judging would have named, None where it has not looked; `why`: what keeps
-    it from seeing, or what else it would have named."""
+    it from seeing, or what else it would have named. `compares`: it holds devices against each other, and would have named one
+    that was slow from the first iteration on as well."""
 
     scope: Scope
     smallest_slowdown: float | None
     why: str = ""
+    compares: bool = False
 
     @property
     def sees(self) -> bool:
@@ -76,7 +78,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end."""
+    """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end.
+    `smallest_slowdown` of what cannot be judged: no device is slower than the others by so much, which `why` then says first.
+    """
 
     outcome: OutcomeWord
     smallest_slowdown: float | None
@@ -85,7 +89,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """The headline of a screen."""
-        if self.outcome == "cannot_be_judged":
+        if self.outcome == "cannot_be_judged" and self.smallest_slowdown is None:
             return f"Cannot be judged: {self.why}."
         return f"Well: {self.why}." if self.outcome == "well" else f"{self.why[:1].upper()}{self.why[1:]}."
 
@@ -121,8 +125,10 @@ def outcome_of(
     blind = [blindness(one) for one in judged if not one.sees]
     too_much = unexplained is not None and unexplained.too_much
     if lacks or gaps or blind or too_much:
-        why = "; ".join([*lacks, *gaps, *blind, *stated, *drops])
-        return Outcome(outcome="cannot_be_judged", smallest_slowdown=None, why=why)
+        calm = decisive.compares and smallest is not None and not (lacks or gaps or too_much)
+        first = words.NONE_SLOWER.format(percent(smallest)) if calm and smallest is not None else ""
+        why = "; ".join([*lacks, *gaps, *blind, *([decisive.why] if calm and decisive.why else []), *stated, *drops])
+        return Outcome(outcome="cannot_be_judged", smallest_slowdown=smallest if calm else None, why=first + why)
     before = [f"{ended} verdict{'s' * (ended > 1)} before, no longer open"] if ended else []
     return Outcome(
         outcome="well", smallest_slowdown=smallest, why="; ".join([seen(*judged), *bounds, *stated, *drops, *before])
@@ -149,7 +155,7 @@ def outcome_of_run(state: RunState, *, controlled: bool) -> Outcome:
     named = [judged.verdict for judged in (state.by_urgency if over is None else (*state.by_urgency, *state.ended_verdicts))]
     ended = len(state.verdicts) - len(named)
     return outcome_of(
-        named, [_live_sight(state, controlled=controlled)], failure=failure, lacks=lacks, dropped=state.dropped, ended=ended
+        named, _live_sights(state, controlled=controlled), failure=failure, lacks=lacks, dropped=state.dropped, ended=ended
     )
 
 
@@ -168,10 +174,13 @@ def _diagnosed(found: Diagnosed) -> Outcome:
     return Outcome(outcome=msgspec.convert(word, OutcomeWord), smallest_slowdown=found.smallest_slowdown, why=why)
 
 
-def _live_sight(state: RunState, *, controlled: bool) -> Sight:
+def _live_sights(state: RunState, *, controlled: bool) -> list[Sight]:
     started, limit = state.started, state.limit
+    if limit is not None and limit.of_devices is not None:
+        of_devices = Sight(scope="device", smallest_slowdown=limit.of_devices, compares=True)
+        return [of_devices, Sight(scope="job", smallest_slowdown=None, why=limit.why)]
     if limit is not None:
-        return Sight(scope="device", smallest_slowdown=limit.smallest_slowdown, why=limit.why)
+        return [Sight(scope="device", smallest_slowdown=limit.smallest_slowdown, why=limit.why)]
     if started is None:
         why = "the run has not started yet"
     elif started.clock == "imported":
@@ -182,7 +191,7 @@ def _live_sight(state: RunState, *, controlled: bool) -> Sight:
         why = words.TOO_SHORT
     else:
         why = words.WARM_UP
-    return Sight(scope="device", smallest_slowdown=None, why=why)
+    return [Sight(scope="device", smallest_slowdown=None, why=why)]
 
 
 def closest(sights: Sequence[Sight]) -> Sight:

@@ -164,9 +164,9 @@ def lose(state: DetectorState, suspect: Suspect, iteration: int, options: Detect
     ), tuple(found)
 
 
-def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
+def sight_of(state: DetectorState, options: DetectorOptions, *, alike: bool = False) -> Sight:
     """What would have been named up to now: a test fires on what exceeds its slack by the threshold, summed over the iterations
-    that are remembered, and what is named is at least `least_slowdown`."""
+    that are remembered, and what is named is at least `least_slowdown`. `alike`: all devices are of one class, none alone."""
     tracks = state.tracks
     if options.method != "unskew":
         return Sight(scope="device", smallest_slowdown=None, why="ResiHP's Detector states no smallest slowdown")
@@ -188,7 +188,7 @@ def sight_of(state: DetectorState, options: DetectorOptions) -> Sight:
         options.slack_of(sigma, young=young) + options.threshold_of(sigma, len(tracks.kinds)) / n,
     )
     mistaken = 2 * sqrt(2) * sigma  # a pace that drifts: the mean of many iterations is no surer than one, nor is the past's
-    return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3))
+    return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3), compares=alike and len(known) > 1)
 
 
 def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:

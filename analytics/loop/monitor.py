@@ -78,7 +78,7 @@ class JobPace(msgspec.Struct, frozen=True):
         if share <= MOST_OUTSIDE:
             return job_wide.sight_of(self.state, options)
         why = f"{100 * share:.0f} % of the time of an iteration lies outside of all that is timed in it"
-        return Sight(scope="job", smallest_slowdown=None, why=why)
+        return Sight(scope="device", smallest_slowdown=None, why=why)  # whose, nobody knows
 
 
 class JudgedIteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,8 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sights(self) -> tuple[Sight, Sight]:
         """What would have been named up to now: of a device, and of the whole job."""
-        return detector.sight_of(self.detector, self.options), self.job.sight(self._job_options)
+        of_device = detector.sight_of(self.detector, self.options, alike=len(self.retraining.classes) < 2)
+        return of_device, self.job.sight(self._job_options)
 
     @property
     def unexplained(self) -> UnexplainedTime:

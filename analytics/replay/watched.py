@@ -85,7 +85,7 @@ class WatchedRehearsal(Rehearsal):
                 self.made.append(event)
 
     def end(self) -> None:
-        """Nothing: what is decided of a watched training is decided when it happens."""
+        self._follow(rules.ended(self.state))
 
     def _follow(self, outcome: tuple[rules.AttachedState, Sequence[Event]]) -> Sequence[Event]:
         self.state, made = outcome

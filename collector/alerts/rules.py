@@ -56,7 +56,7 @@ CONDITIONS: Mapping[str, str] = {
     "wrong": f"""
         select run, why as text from outcomes where outcome = 'wrong' and {_GOING_ON}""",
     "cannot_be_judged": f"""
-        select run, 'nobody can be judged: ' || why as text
+        select run, case when smallest_slowdown is null then 'nobody can be judged: ' else '' end || why as text
         from outcomes join runs using (run) left join (select run, max(at_us) as since_us from detection_limits group by run)
             using (run)
         where outcome = 'cannot_be_judged' and (({_UNFINISHED} and

@@ -74,11 +74,13 @@ take twice as long. For every way of judging."""
 
 class DetectionLimit(Control, frozen=True, kw_only=True, tag="detection_limit@1"):
     """What the Detector sees from `at_iteration` on, when that changed: a lasting slowdown of a device of `smallest_slowdown`
-    times its healthy time is named, and what `why` says of the whole job; None = it cannot be judged, and `why`."""
+    times its healthy time is named, and what `why` says of the whole job; None = it cannot be judged, and `why`. `of_devices`:
+    where only the whole job cannot be judged, the smallest slowdown of a device over the others that is named all the same."""
 
     at_iteration: int
     smallest_slowdown: float | None
     why: str = ""
+    of_devices: float | None = None
 
 
 class VerdictScored(Control, frozen=True, kw_only=True, tag="verdict_scored@1"):

@@ -24,6 +24,7 @@ from unskew.collector.outcome_words import (
     HIDDEN,
     MOST_STATED,
     NO_END,
+    NONE_SLOWER,
     NOT_IMPORTED,
     NOTHING,
     OLD_DIAGNOSIS,
@@ -40,6 +41,7 @@ _HELD = f"coalesce(list_contains(getvariable('{HELD}')::varchar[], runs.run), fa
 _MISSING = "format('the log holds {} of the {} iterations that were committed', iterations, committed)"
 _UNWRITTEN = "format('{:,} events could not be written', unwritten)"
 _PERCENT = "format('{:.3g} %', 100 * (smallest_slowdown - 1))"
+_NONE_SLOWER = "'" + NONE_SLOWER.format("' || format('{:.3g} %', 100 * (none_slower - 1)) || '") + "'"
 _SEEN = f"'a lasting slowdown of any device by ' || {_PERCENT} || ' or more would have been named'"
 
 
@@ -108,7 +110,7 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
             select run, {_text(NO_END)} from all_runs runs
             where finished_us is null and not {_HELD}),
         sight as (
-            select runs.run, newest.smallest_slowdown as smallest_slowdown,
+            select runs.run, newest.smallest_slowdown as smallest_slowdown, newest.of_devices as of_devices,
                 case when newest.run is not null then nullif(newest.why, '')
                     when runs.clock = 'imported' then {_text(NOT_IMPORTED)}
                     when runs.device = 'simulated' then {_text(SIMULATED)}
@@ -121,12 +123,15 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
             from all_runs runs left join (select * from detection_limits
                 qualify row_number() over (partition by run order by seq desc) = 1) newest using (run)),
         parts as (
-            select runs.run, diagnosed.run is not null as was_diagnosed, diagnosed.why as diagnosis, gaps.gap, sight.blindness,
+            select runs.run, diagnosed.run is not null as was_diagnosed, diagnosed.why as diagnosis, gaps.gap,
+                case when gap is null and not was_diagnosed then sight.of_devices end as none_slower,
+                coalesce({_NONE_SLOWER}, '') || sight.blindness as blindness,
                 coalesce(nullif(diagnosed.outcome, ''),
                     case when json_array_length(diagnosed.verdicts) > 0 then 'wrong' else 'cannot_be_judged' end) as found,
                 json_extract_string(diagnosed.verdicts, '$[0].sentence') as first_found,
                 case when was_diagnosed then diagnosed.smallest_slowdown
-                    when sight.smallest_slowdown <= {MOST_SLOWDOWN} then sight.smallest_slowdown end as smallest_slowdown,
+                    when sight.smallest_slowdown <= {MOST_SLOWDOWN} then sight.smallest_slowdown
+                    else sight.of_devices end as smallest_slowdown,
                 concat_ws('; ', sight.seen, sight.bound) as in_sight, standing.newest,
                 case when standing.n > 1
                     then (standing.n - 1) || ' more verdict' || case when standing.n > 2 then 's' else '' end end as more,
@@ -144,7 +149,9 @@ def outcomes(rows: Callable[[type[Event]], str]) -> str:
             select *, case when was_diagnosed then found when newest is not null or failure is not null then 'wrong'
                 when gap is not null or blindness is not null then 'cannot_be_judged' else 'well' end as word
             from parts)
-        select run, word as outcome, case when word != 'cannot_be_judged' then smallest_slowdown end as smallest_slowdown,
+        select run, word as outcome,
+            case when word = 'cannot_be_judged' and not was_diagnosed then none_slower else smallest_slowdown end
+                as smallest_slowdown,
             case when was_diagnosed then coalesce(nullif(diagnosis, ''), case when word = 'wrong' then first_found end,
                     {_text(OLD_DIAGNOSIS)})
                 when word = 'wrong' then concat_ws('; ', newest, more, failure, gap, lacking)

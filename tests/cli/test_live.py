@@ -161,6 +161,9 @@ def test_what_to_do_about_a_verdict_stands_below_it(capsys) -> None:
 
 def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
     seen = after(STARTED, APPLIED, ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15))
+    alone = ev.DetectionLimit(at_iteration=9, smallest_slowdown=None, why="too noisy", of_devices=1.12)
+    words = "No rank is slower than the others by 12 % or more; the whole job cannot be judged: too noisy."
+    assert words in " ".join(drawn(after(STARTED, APPLIED, alone)).split())
     assert "Cannot be judged: warm-up" in drawn(after(STARTED, APPLIED))
     assert "Well: a lasting slowdown of any device by 15 % or more would have been named." in drawn(seen)
     assert "Cannot be judged: the run's log has no end, and no controller is known to hold it" in drawn(

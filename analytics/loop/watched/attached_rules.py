@@ -99,7 +99,9 @@ class AttachedState(msgspec.Struct, frozen=True, kw_only=True):
         *of_device, of_job = self.monitor.sights
         crowded = [CROWDED] if _crowded(self) else []
         # The comparison sees a rank that turned slow too; the Detector none that was slow from the first step on.
-        return (*([self.beside] if self.beside else of_device), *_brief(self), *crowded, of_job)
+        found = (*([self.beside] if self.beside else of_device), *_brief(self), *crowded)
+        compares = self.beside is not None or of_device[0].compares
+        return (*(msgspec.structs.replace(one, compares=compares) for one in found), of_job)
 
 
 def begin(
@@ -146,6 +148,12 @@ def committed(state: AttachedState, released: IterationTelemetry) -> tuple[Attac
     state = msgspec.structs.replace(state, limit=limit)
     state, stated = _held_back(state, events, going_on)
     return state, _in_words(state, stated)
+
+
+def ended(state: AttachedState) -> tuple[AttachedState, tuple[Event, ...]]:
+    """The training is over."""
+    limit, limits = state.limit.ended()
+    return msgspec.structs.replace(state, limit=limit), tuple(limits)
 
 
 def applied(state: AttachedState, plan: Plan, iteration: int) -> tuple[AttachedState, tuple[Event, ...]]:

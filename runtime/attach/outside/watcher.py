@@ -143,6 +143,9 @@ class JobWatcher:
             reason=self._ended_with(code) + ("" if asked or self._lost else who) if code or asked else unmeasured,
             committed=None if unmeasured else self._iterations,
         )
+        if self._state is not None:
+            self._state, events = rules.ended(self._state)
+            self._log(events)
         self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
         self._spool.close()
         self._read_all()

@@ -24,7 +24,7 @@ COLUMNS = 200
 MOST_RANKS = 64
 PHASES = (("data_wait", "data"), ("F", "forward"), ("B", "backward"), ("W", "weights"), ("waiting", "waiting"),
           ("optimizer", "optimizer"), ("other", "other"))  # fmt: skip
-TONES: dict[OutcomeWord, str] = {"wrong": "bad", "well": "good", "cannot_be_judged": "ask"}
+TONES: dict[OutcomeWord, str] = {"wrong": "bad", "well": "good", "cannot_be_judged": "quiet"}
 QUIET = ("predict",)
 
 

@@ -23,7 +23,7 @@ WIDEST_GRID = 8
 FIXED_ROWS = 17
 """Rows of the view that are neither ranks nor sentences."""
 
-OUTCOMES: dict[OutcomeWord, str] = {"wrong": "bold red", "well": "green", "cannot_be_judged": "yellow"}
+OUTCOMES: dict[OutcomeWord, str] = {"wrong": "bold red", "well": "green", "cannot_be_judged": "bold"}
 BARS = "▁▂▃▄▅▆▇█"
 TONES: dict[Tone, str] = {"plain": "", "good": "green", "bad": "red", "ask": "yellow", "quiet": "dim"}
 Facts = Sequence[tuple[str, str]]

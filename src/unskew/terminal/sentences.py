@@ -160,10 +160,12 @@ def _(event: ev.Verdict) -> Sentence:
 
 @sentence_of.register
 def _(event: ev.DetectionLimit) -> Sentence:
-    if event.smallest_slowdown is None:
-        return Sentence("sight", f"from now on nobody can be called well{because(event.why)}", "bad")
-    least = percent(event.smallest_slowdown)
-    return Sentence("sight", f"from now on a lasting slowdown of any device by {least} or more is named", "quiet")
+    smallest = event.of_devices if event.smallest_slowdown is None else event.smallest_slowdown
+    if smallest is None:
+        return Sentence("sight", f"from now on nobody can be called well{because(event.why)}", "quiet")
+    named = f"from now on a lasting slowdown of any device by {percent(smallest)} or more is named"
+    blind = "" if event.of_devices is None else f"; the whole job cannot be judged{because(event.why)}"
+    return Sentence("sight", named + blind, "quiet")
 
 
 @sentence_of.register

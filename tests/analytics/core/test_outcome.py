@@ -99,6 +99,25 @@ def test_what_could_not_be_seen_is_never_calm(
     assert found.sentence.startswith("Cannot be judged: ")
 
 
+def test_that_no_rank_is_slower_is_said_first_where_only_the_whole_job_cannot_be_judged() -> None:
+    """Healthy jobs on a restless machine ended as "Cannot be judged", though who was slow would have been named."""
+    beside, noisy = msgspec.structs.replace(SEES, compares=True), msgspec.structs.replace(OF_THE_JOB, smallest_slowdown=3.09)
+    found = outcome_of([], [beside, noisy])
+    assert (found.outcome, found.smallest_slowdown) == ("cannot_be_judged", 1.07)
+    words = "No rank is slower than the others by 7 % or more; the whole job cannot be judged: only a lasting slowdown of the"
+    assert found.sentence.startswith(words)
+    hidden = [
+        outcome_of([], [SEES, noisy]),
+        outcome_of([], [beside, BLIND, noisy]),
+        outcome_of([], [beside, noisy], gaps=["59 iterations are not in the log"]),
+        outcome_of([], [beside, noisy], lacks=["9 events could not be written"]),
+        outcome_of([], [beside, noisy], unexplained=MOSTLY_UNEXPLAINED),
+        outcome_of([], [noisy]),
+    ]
+    assert not [one for one in hidden if "slower" in one.sentence or one.smallest_slowdown is not None]
+    assert all(one.sentence.startswith("Cannot be judged: ") for one in hidden)
+
+
 def test_a_little_without_a_cause_is_no_reason_to_doubt() -> None:
     assert outcome_of([], [SEES], unexplained=UnexplainedTime(of_lost=1.0, of_measured=0.02)).outcome == "well"
     found = outcome_of([], [SEES], unexplained=UnexplainedTime(of_lost=0.1, of_measured=0.1))
@@ -119,6 +138,7 @@ SEEN = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1.15)
 HARDLY = ev.DetectionLimit(at_iteration=9, smallest_slowdown=3.0)
 NEVER = ev.DetectionLimit(at_iteration=9, smallest_slowdown=1234.5)
 BLINDED = ev.DetectionLimit(at_iteration=20, smallest_slowdown=None, why="the log of the last 5 iterations came too late")
+OF_DEVICES = msgspec.structs.replace(BLINDED, why="too noisy", of_devices=1.125)
 DONE = ev.RunFinished(status="done", iterations=40)
 CLOSED = ev.VerdictClosed(verdict=1, until_iteration=12, at_iteration=14, reason="well again")
 DIAGNOSED = ev.Diagnosed(
@@ -175,6 +195,7 @@ def test_what_unequal_data_costs_is_stated_and_is_no_fault() -> None:
         ([STARTED, SEEN], True, "well", "any device by 15 %"),
         ([STARTED, SEEN], False, "cannot_be_judged", "has no end, and no controller"),
         ([STARTED, SEEN, BLINDED], True, "cannot_be_judged", "came too late"),
+        ([STARTED, SEEN, OF_DEVICES], True, "cannot_be_judged", "no rank is slower than the others by 12.5 % or more"),
         ([STARTED, SEEN, verdict("rank 1 is slow")], True, "wrong", "rank 1 is slow"),
         ([STARTED, SEEN, verdict("rank 1 is slow"), CLOSED], True, "well", "; 1 verdict before, no longer open"),
         ([STARTED, SEEN, verdict("rank 1 is slow."), CLOSED, DONE], False, "wrong", "rank 1 is slow, until iteration 12"),
@@ -250,9 +271,13 @@ def test_sql_gives_the_same_outcome_as_the_page(tmp_path: Path) -> None:
         "one-over-at-its-end": [*DIED, verdict("rank 2", 4, "slow_device", 2), CLOSED, DONE],
         "over-and-answered": [SLOW, proposed("p1", 1), verdict("2", 2, "slow_device", 2), APPLIED, CLOSED, OVER_AGAIN, DONE],
         "old-wrong": [DONE, msgspec.structs.replace(DIAGNOSED, outcome="", why="", verdicts=({"sentence": "rank 4"},))],
+        "of-devices": [SEEN, OF_DEVICES], "of-devices-over": [OF_DEVICES, DONE], "of-devices-killed": [OF_DEVICES],
+        "of-devices-unwritten": [OF_DEVICES, msgspec.structs.replace(DONE, unwritten=3)], "of-devices-slow": [OF_DEVICES, SLOW],
+        "of-devices-before": [OF_DEVICES, BLINDED, DONE],
+        "of-devices-diagnosed": [DONE, msgspec.structs.replace(DIAGNOSED, smallest_slowdown=1.2)],
         "old-blind": [DONE, msgspec.structs.replace(DIAGNOSED, outcome="", why="")],
     }  # fmt: skip
-    killed = {"killed", "slow-killed"}
+    killed = {"killed", "slow-killed", "of-devices-killed"}
     kinds = {"imported": {"clock": "imported"}, "simulated": {"device": "simulated"}}
     stories |= {f"{kind}-{over}": [DONE] * (over == "over") for kind in kinds for over in ("now", "over")}
 

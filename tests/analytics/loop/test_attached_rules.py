@@ -9,7 +9,9 @@ import pytest
 
 from unskew.analytics.core.iteration import BesideChunks, Chunk, CommittedIteration, IterationTelemetry
 from unskew.analytics.core.workload import work_of
+from unskew.analytics.detector.job_wide import JobWideOptions
 from unskew.analytics.detector.options import options_for
+from unskew.analytics.loop.monitor import JobPace
 from unskew.analytics.loop.watched.attached_rules import AttachedState, begin, committed
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.analytics.loop.watched.side_by_side import RankWindow, compare
@@ -69,6 +71,7 @@ def job(
     lacking: range = range(10**6),
     coreless_us: float = 0.0,
     exchanged_us: float = 0.0,
+    untimed_us: float = 0.0,
     steps: int = STEPS,
     longer: float = 1.0,
 ) -> list[Event]:
@@ -102,7 +105,7 @@ def job(
             plan_version=0,
             chunks=tuple(chunks),
             works=tuple(works),
-            measured_us=float(took.max()) + END_US + coreless_us + exchanged_us,
+            measured_us=float(took.max()) + END_US + coreless_us + exchanged_us + untimed_us,
             log_complete=True,
         )
         released = IterationTelemetry(
@@ -417,3 +420,17 @@ def test_a_rank_that_is_slow_from_its_first_step_on_is_a_cause_once_it_is_named(
 def test_what_all_ranks_wait_for_each_other_amid_their_passes_is_no_time_of_which_nothing_is_known() -> None:
     """FSDP's: 36 % of a healthy job's time was said to lie outside of all that is timed, or to have no cause."""
     assert limits(job(HEALTHY, exchanged_us=9000.0))[-1] is not None
+
+
+def test_ranks_are_seen_before_the_whole_job_is_but_not_where_much_of_the_time_is_not() -> None:
+    """What is slow outside of all that is timed may be one rank."""
+
+    def of_devices(events: list[Event]) -> list[float | None]:
+        return [event.of_devices for event in events if isinstance(event, DetectionLimit)]
+
+    (seen,) = of_devices(job(HEALTHY, steps=26, longer=3.0))
+    assert seen is not None
+    assert 1.3 < seen < 2
+    for events in (job(HEALTHY, steps=26, longer=3.0, ranks=1), job(HEALTHY, untimed_us=9000.0)):
+        assert not any(of_devices(events)), of_devices(events)
+    assert JobPace(outside=(0.4,)).sight(JobWideOptions.like(options_for("cores"))).scope == "device"
