@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Literal
 
 import polars as pl
@@ -32,7 +33,9 @@ def show(snapshot: Snapshot) -> None:
                 done = f"of {target:,} in the log" if target else "in the log"
             shown = f"{latest.iteration + 1:,}"
             _tile("Iterations", shown, f"{done}, plan {latest.plan_version}", warn=bool(state.log_gap))
-        _loss(latest.loss, snapshot.iterations.tail(RECENT))
+        # Of a training that is not ours most are not read: the log has NaN then.
+        unread = state.started is not None and "command" in state.started.options and isnan(latest.loss or 0.0)
+        _loss(None if unread else latest.loss, snapshot.iterations.tail(RECENT))
         _rate(latest)
         _iteration_time(latest.measured_us, latest.predicted_us)
         ranks, lost = state.ranks, len(state.lost)

@@ -171,6 +171,14 @@ def test_the_view_is_calm_only_where_something_would_have_been_seen() -> None:
     )
 
 
+def test_a_loss_that_nobody_read_is_not_shown_like_one_that_diverged() -> None:
+    watched = msgspec.structs.replace(STARTED, options={"command": "torchrun train.py"})
+    unread, diverged = (after(one, APPLIED, committed(0, 0, loss=math.nan)) for one in (watched, STARTED))
+    assert ("nan" in drawn(unread), "nan" in plain(unread)) == (False, False)
+    assert ("nan" in drawn(diverged), "loss nan" in plain(diverged)) == (True, True)
+    assert "loss 2.0000" in plain(after(watched, APPLIED, committed(0, 0)))
+
+
 def test_a_sight_that_comes_and_goes_displaces_nothing_else() -> None:
     limits = [ev.DetectionLimit(at_iteration=number, smallest_slowdown=(None, 1.4)[number % 2]) for number in range(20)]
     state = after(STARTED, APPLIED, ev.Note(text="what matters", by="ann"), *limits)

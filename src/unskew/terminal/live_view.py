@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, isnan
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -88,11 +88,19 @@ def _progress(state: LiveState, width: int) -> RenderableType:
     past = state.past[-room:]
     rate = f"{shown.tokens_per_s:,.0f} tokens/s" if shown.tokens_per_s else ""
     table.add_row("iteration", str(shown.iteration), Text(rate, "dim"))
-    table.add_row("loss", f"{shown.loss:.4f}", Text(sparkline([one.loss for one in past if one.loss is not None]), "cyan"))
+    losses = [one.loss for one in past if one.loss is not None]
+    table.add_row("loss", _loss(state, shown) or "–", Text(sparkline(losses), "cyan"))
     if shown.measured_s is not None:
         table.add_row("time", f"{shown.measured_s:.2f} s", _times(past))
         table.add_row("predicted", *_prediction(shown.measured_s, shown.predicted_s, over=state.over))
     return table
+
+
+def _loss(state: LiveState, shown: IterationView) -> str:
+    """Empty where nobody read it, as of most short iterations of a training that is not ours: the log has NaN then."""
+    started = state.run.started
+    watched = started is not None and "command" in started.options
+    return "" if shown.loss is None or (watched and isnan(shown.loss)) else f"{shown.loss:.4f}"
 
 
 def _count(state: LiveState) -> str:
@@ -219,7 +227,8 @@ def plain(state: LiveState) -> str:
     """The state in one line, for logs; all figures are of the iteration that it names."""
     parts = [f"{_count(state)} done"]
     if (shown := state.shown) is not None:
-        parts.append(f"iteration {shown.iteration}: loss {shown.loss:.4f}")
+        loss = _loss(state, shown)
+        parts.append(f"iteration {shown.iteration}" + (f": loss {loss}" if loss else ""))
         if shown.tokens_per_s:
             parts.append(f"{shown.tokens_per_s:,.0f} tokens/s")
         if shown.measured_s is not None:
