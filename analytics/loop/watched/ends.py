@@ -19,6 +19,10 @@ LOST_ANOTHER = (
 )  # fmt: skip
 """What torch and its backends say where another rank is gone: the exception is then no fault of the rank that has it."""
 INTERRUPTED = "KeyboardInterrupt"
+KILLED_WITHIN_S = 10.0
+"""A launcher that is interrupted twice kills who does not leave at once."""
+GOES_ON_S = 60.0
+"""A job that steps so long after it was asked to stop has been asked for something else, and one that stands still hangs."""
 OF_TORCH = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
@@ -61,8 +65,18 @@ def died(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> list[Exit
 
 
 def interrupted(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> bool:
-    """Whether somebody stopped the job by Ctrl-C: no launcher ends the others so when one has died."""
-    return any(one.status == -signal.SIGINT for one in exits) or any(INTERRUPTED in one.error for one in stated.values())
+    """Whether somebody stopped the job by Ctrl-C: no launcher ends the others so when one has died. A job in which a rank was
+    struck before the first that was interrupted had died before."""
+    words = {rank for rank, one in stated.items() if one.error.startswith(INTERRUPTED)}
+    by_ctrl_c = [one for one in exits if one.status == -signal.SIGINT or one.rank in words]
+    first_s = min((one.at_s for one in by_ctrl_c if one.at_s is not None), default=0.0)
+    struck_before = any(one.struck and one.at_s is not None and one.at_s < first_s - KILLED_WITHIN_S for one in exits)
+    return bool(by_ctrl_c or words) and not struck_before
+
+
+def is_stopping(now_s: float, asked_s: float | None, stepped_s: float) -> bool:
+    """Whether a job that was asked to stop (None = it was not), and stepped last at `stepped_s`, is about to end."""
+    return asked_s is not None and max(stepped_s - asked_s, now_s - max(asked_s, stepped_s)) < GOES_ON_S
 
 
 def were_stopped(exits: Sequence[Exit], stated: Mapping[int, RankDetached], ranks: int) -> bool:

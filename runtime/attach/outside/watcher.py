@@ -21,7 +21,7 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.loop.watched import stalled
-from unskew.analytics.loop.watched.ends import Exit, died, first_dead, left_early, lost_another, were_stopped
+from unskew.analytics.loop.watched.ends import Exit, died, first_dead, is_stopping, left_early, lost_another, were_stopped
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -58,8 +58,6 @@ SILENT_S = 60.0
 LAST_POLLS = 25
 """Beyond the patience of the intake."""
 DEVICE: DeviceKind = "cores"
-GOES_ON_S = 60.0
-"""A job that steps so long after it was asked to stop has been asked for something else."""
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
 """The exit codes of a command that was stopped by a person or a scheduler."""
 NO_LENGTHS = "what its batches hold is not known, as no loader of torch gives them: session.note(tokens=...) before backward()"
@@ -153,7 +151,7 @@ class JobWatcher:
 
     @property
     def _stopping(self) -> bool:
-        return self._asked_s is not None and self._stepped_s - self._asked_s < GOES_ON_S
+        return is_stopping(self._stepped_s, self._asked_s, self._stepped_s)
 
     def _stopped(self, code: int) -> bool:
         """Whether somebody ended the job, and not what went wrong in it."""
@@ -317,7 +315,7 @@ class JobWatcher:
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
     def _keep_watch(self, now_s: float, gone: Sequence[Exit]) -> None:
-        if self._stopping:
+        if is_stopping(now_s, self._asked_s, self._stepped_s):
             return
         if (gone or (self._code and self._attached)) and not self._lost:
             ranks = next(iter(self._attached.values())).ranks

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from unskew.analytics.loop.watched.ends import Exit, first_dead, left_early, lost_another, were_stopped
+from unskew.analytics.loop.watched.ends import Exit, first_dead, is_stopping, left_early, lost_another, were_stopped
 from unskew.collector.events import RankDetached
 
 KILLED, ABORTED, STOPPED, FAILED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM, 1
@@ -110,6 +110,20 @@ def test_nobody_died_of_a_job_that_was_interrupted(exits: list[Exit]) -> None:
     words = stated(r0="KeyboardInterrupt: ", r1=f"KeyboardInterrupt: , after {PEER}")
     assert named(*exits, words=words) is None
     assert were_stopped(exits, words, ranks=2)
+
+
+def test_whoever_died_long_before_somebody_interrupted_what_hung_is_named() -> None:
+    exits = [Exit(1, 1.0, KILLED), Exit(0, 600.0, -signal.SIGINT)]
+    assert named(*exits, words={}) == 1
+    assert not were_stopped(exits, {}, ranks=2)
+    assert named(Exit(1, 1.0, FAILED), words=stated(r1="ValueError: a worker had KeyboardInterrupt", r0=PEER)) == 1
+
+
+def test_a_job_that_was_asked_to_stop_and_neither_steps_nor_ends_hangs() -> None:
+    assert not is_stopping(30.0, None, 30.0)
+    assert is_stopping(now_s=1_030.0, asked_s=1_000.0, stepped_s=1_001.0)
+    assert not is_stopping(now_s=2_000.0, asked_s=1_000.0, stepped_s=1_030.0)
+    assert not is_stopping(now_s=1_100.0, asked_s=1_000.0, stepped_s=1_100.0)
 
 
 def test_whom_all_their_launcher_stopped_were_stopped_and_those_beside_one_that_died_were_not() -> None:
