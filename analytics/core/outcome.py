@@ -69,12 +69,14 @@ class UnexplainedTime(msgspec.Struct, frozen=True, kw_only=True):
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
     """What one way of judging hands over; `of_job`, `long_ones`: what it saw of the whole job and what long iterations
-    took, where it judged that too."""
+    took, where it judged that too; `suspects`: ranks of which a single measurement says that they were slow when the run
+    began."""
 
     verdicts: tuple[Verdict, ...] = ()
     sight: Sight
     of_job: Sight | None = None
     long_ones: UnexplainedTime | None = None
+    suspects: frozenset[int] = frozenset()
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

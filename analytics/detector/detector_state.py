@@ -24,9 +24,9 @@ Verdicts = tuple[Verdict | VerdictClosed, ...]
 
 class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     """All that the detector remembers; never changed, only replaced. `lost`: rank -> the verdict on its loss, while it is gone;
-    `episodes`: rank -> how often it has been slow; `acquitted`: rank -> iteration of its last acquittal; `noise`:
-    kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of these; `changes`,
-    `alarm`: of ResiHP's method, the iteration times and who is to be validated.
+    `onsets`: rank -> where its last episode began; `episodes`: rank -> how often it has been slow; `acquitted`: rank ->
+    iteration of its last acquittal; `noise`: kind -> sigma learned; `links`, `open_links`, `stages`: what is remembered of
+    these; `changes`, `alarm`: of ResiHP's method, the iteration times and who is to be validated.
     """
 
     iteration: int = -1
@@ -37,6 +37,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
     noise: dict[str, float] = {}
     open: dict[int, int] = {}
     lost: dict[int, int] = {}
+    onsets: dict[int, int] = {}
     episodes: dict[int, int] = {}
     acquitted: dict[int, int] = {}
     links: dict[Link, LinkTrack] = {}
@@ -82,6 +83,7 @@ def flag_rank(
     known = rank in state.open
     number = state.open.get(rank, state.next_verdict)
     episodes = state.episodes.get(rank, 0) + (not known)
+    onset = state.onsets[rank] if known else change.since
     verdict = slow_verdict(
         number,
         rank,
@@ -91,11 +93,13 @@ def flag_rank(
         at=now,
         sigma=sigma,
         episodes=episodes,
+        onset=onset,
         options=options,
     )
     return msgspec.structs.replace(
         state,
         open={**state.open, rank: number},
+        onsets={**state.onsets, rank: onset},
         episodes={**state.episodes, rank: episodes},
         next_verdict=max(state.next_verdict, number + 1),
     ), (verdict,)

@@ -46,28 +46,40 @@ def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 
     return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
 
 
+def uncontradicted(state: DetectorState, ranks: Collection[int]) -> frozenset[int]:
+    """Of ranks that were slow by their products when the run began those who are not flagged and whose role nobody else plays:
+    of the others chunks tell."""
+    peers = {} if state.company is None else state.company.data_parallel_peers
+    return frozenset(rank for rank in ranks if rank not in state.open and not {*peers.get(rank, ())} - {*ranks})
+
+
 def confirm(
-    state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions
+    state: DetectorState, rank: int, ratio: float, iteration: int, options: DetectorOptions, *, since: int | None = None
 ) -> tuple[DetectorState, Verdicts]:
     """A probe of `rank` took `ratio` times as long as on a healthy device: a verdict on all its kinds of work, if that is as
-    much as is named and the rank is not flagged already. Where it is more than the rank's work shows over its role, the rest
-    was learned as what the role costs, and is no cost of it."""
+    much as is named and the rank is not flagged already. `since`: the iteration in which the run began, of a rank that was slow
+    then and alone in its role: all that it ever showed was slow. Where the product is more than the rank's work shows over
+    its role, the rest was learned as what the role costs, and is no cost of it."""
     tracks = state.tracks
     if rank in state.open or rank not in tracks.ranks or log(ratio) < options.least_level():
         return state, ()
-    state = msgspec.structs.replace(state, tracks=_role_revised(tracks, tracks.ranks.index(rank), log(ratio), options))
+    revised = _role_revised(tracks, tracks.ranks.index(rank), log(ratio), options, always=since is not None)
+    state = msgspec.structs.replace(state, tracks=revised)
     return flag_by_ratio(
         state, rank, log(ratio), options,
-        since=iteration, at=iteration, iterations=1, sigma=options.sigma_floor, victims=waiting_for(state, rank),
+        since=iteration if since is None else since, at=iteration, iterations=1, sigma=options.sigma_floor,
+        victims=waiting_for(state, rank),
     )  # fmt: skip
 
 
-def _role_revised(tracks: Tracks, row: int, level: float, options: DetectorOptions) -> Tracks:
-    """The role of the rank at `row`, that is slow by `level`, costs as much less as the rank's work hides of that."""
+def _role_revised(tracks: Tracks, row: int, level: float, options: DetectorOptions, *, always: bool) -> Tracks:
+    """The role of the rank at `row`, that is slow by `level`, costs as much less as the rank's work hides of that; if it
+    `always` was, the predictor has learned of it what the role has not."""
     shown = np.array([seen.excess[0, row] for seen in tracks.recent])
     role = tracks.role.copy()
     for kind in np.flatnonzero(~np.isnan(shown).all(axis=0)) if len(shown) else ():
-        hidden = min(level - float(np.nanmedian(shown[:, kind])), float(role[row, kind]))
+        hidden = level - float(np.nanmedian(shown[:, kind]))
+        hidden = hidden if always else min(hidden, float(role[row, kind]))
         role[row, kind] -= hidden if hidden >= options.least_level(young=True) else 0.0
     return msgspec.structs.replace(tracks, role=role)
 
@@ -137,6 +149,8 @@ def update_estimate(
         return state, ()
     slowdown = median(reading.slowdown for reading in agreed)
     if slowdown < options.least_slowdown:
+        if unseen_by_product(state, rank) and all(reading.slowdown < options.least_slowdown for reading in readings):
+            return state, ()
         since = agreed[0].iteration
         why = f"rank {rank}, measured on standby, is back at its healthy speed since iteration {since}"
         return acquit(state, rank, since, iteration, why)
@@ -145,6 +159,12 @@ def update_estimate(
         state, rank, log(slowdown), options,
         since=agreed[0].iteration, at=iteration, iterations=AGREE, sigma=sigma, victims=(),
     )  # fmt: skip
+
+
+def unseen_by_product(state: DetectorState, rank: int) -> bool:
+    """Whether the rank is slow in other work than forward passes, by what is estimated: its product, which is one, may be
+    healthy all the while."""
+    return rank in state.open and "F" not in state.speeds.get(rank, {"F": 1.0})
 
 
 def acquit(state: DetectorState, rank: int, since: int, iteration: int, reason: str) -> tuple[DetectorState, Verdicts]:

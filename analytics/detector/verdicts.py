@@ -82,15 +82,17 @@ def slow_verdict(
     sigma: float,
     episodes: int,
     options: DetectorOptions,
+    onset: int | None = None,
 ) -> Verdict:
     """`rank` is slow as in `change`; `kinds` is how many kinds of work it executes, `sigma` the noise of the test that fired,
-    `episodes` how often the rank has been slow, this time included.
+    `episodes` how often the rank has been slow, this time included; `onset`: of a revision, since when this time.
 
     Confidence: that the level is more than the test's slack.
     """
     speed = {kind: max(round(exp(-level), 4), LEAST_SPEED) for kind, level in sorted(change.levels.items()) if kind != ALL}
     excess = max(change.levels.values()) - options.slack_of(sigma)
     again = f", for the {_ordinal(episodes)} time" if episodes > 1 else ""
+    longer = f", and has been slow since iteration {onset}" if onset is not None and onset < change.since else ""
     since = f"since iteration {change.since}" if not change.creep else f"and has crept there before iteration {change.since}"
     return Verdict(
         verdict=number,
@@ -101,7 +103,7 @@ def slow_verdict(
         since_iteration=change.since,
         at_iteration=at,
         confidence=confidence_of(excess, sigma, change.iterations),
-        sentence=f"rank {rank} {_pace(speed, kinds)} {since}{again}",
+        sentence=f"rank {rank} {_pace(speed, kinds)} {since}{longer}{again}",
         evidence={
             "test": change.test,
             "cusum": round(change.cusum, 3),

@@ -111,7 +111,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         measured, gaps = _measured(sections, verdicts)
         if measured:
             more = named(measured, next_number(verdicts), options_for(log.device_kind).digest, one_is_fast(log, sections))
-            beside = tuple(one for one in more if one.cause not in {verdict.cause for verdict in verdicts})
+            beside, gaps[len(gaps) :] = _beside(log, more, findings)
             lost_s = _device_seconds(log, measured, verdicts + beside)
             verdicts = _in_order(log, verdicts, beside, lost_s)
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
@@ -182,6 +182,23 @@ def _measured(
     measured = [(section, time_lost(section, verdicts)) for section in sections]
     why = [lost.why_unknown for _, lost in measured if lost.why_unknown]
     return [(section, lost) for section, lost in measured if not lost.why_unknown], why
+
+
+def _beside(log: RunLog, named: Sequence[Verdict], findings: Findings) -> tuple[tuple[Verdict, ...], list[str]]:
+    """Those verdicts whose cause the Detector has not named, and what is said in place of one on a stage, all of whose ranks
+    were slow by a product when the run began."""
+    found, undecided, known = list[Verdict](), list[str](), {verdict.cause for verdict in findings.verdicts}
+    for verdict in named:
+        stages = {party.stage for party in verdict.culprits} - {None}
+        ranks = [role.rank for role in log.plans[0].roles if role.stage in stages] if stages and 0 in log.plans else []
+        if ranks and findings.suspects.issuperset(ranks):
+            undecided.append(
+                f"stage {', '.join(map(str, stages))} is dear or rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} "
+                "slow since iteration 0: one product was long when the run began, and no probe measured another"
+            )
+        elif verdict.cause not in known:
+            found.append(verdict)
+    return tuple(found), undecided
 
 
 def _taken_over(log: RunLog, verdict: Verdict) -> bool:
@@ -326,7 +343,7 @@ def _located(by_replay: UnexplainedTime | None, as_live: UnexplainedTime | None)
 
 
 def _worse(one: UnexplainedTime | None, other: UnexplainedTime | None) -> UnexplainedTime | None:
-    """Of two accounts of the time without a cause the first, unless only the other makes a run doubtful."""
+    """Of two accounts of the time without a cause the first, unless only the other makes a run undecided."""
     return other if one is None or (other is not None and other.too_much and not one.too_much) else one
 
 

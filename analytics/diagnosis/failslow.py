@@ -66,7 +66,8 @@ def follow_run(log: RunLog) -> FailSlowResult:
     if monitor.fitted is None:
         return FailSlowResult(Findings(verdicts=verdicts, sight=TOO_SHORT), None, seen)
     of_device, of_job = monitor.sights
-    findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained)
+    suspects = rehearsal.state.adaptation.suspects
+    findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained, suspects=suspects)
     return FailSlowResult(findings, monitor.fitted.model, seen)
 
 

@@ -168,9 +168,12 @@ def side_by_side(products: Mapping[int, Sequence[int]], ranks: Sequence[int], at
     return ProbeResult(slowdowns=slowdowns, links={}, cost_us=cost_us).event(at_iteration, beside=True) if slowdowns else None
 
 
-def references(spans: Iterable[Span], classes: Iterable[Collection[int]] = (), slow: float = inf) -> dict[int, float]:
+def references(
+    spans: Iterable[Span], classes: Iterable[Collection[int]] = (), slow: float = inf
+) -> tuple[dict[int, float], dict[int, float]]:
     """Rank -> us of its matrix product on a healthy device, from the probe that every rank makes when a run begins. Who took
-    `slow` times as long as the median of the others of its class was slow already: that median is its reference."""
+    `slow` times as long as the median of the others of its class was slow already: that median is its reference. Beside it
+    these ranks, and how many times as long they took."""
     products: dict[int, list[int]] = {}
     for span in spans:
         if span.peer is None and span.compute_us:
@@ -182,4 +185,4 @@ def references(spans: Iterable[Span], classes: Iterable[Collection[int]] = (), s
             others = [own[other] for other in ranks if other != rank and other in own]
             if others and own[rank] >= slow * median(others):
                 healthy[rank] = median(others)
-    return healthy
+    return healthy, {rank: own[rank] / us for rank, us in healthy.items() if us != own[rank]}

@@ -20,6 +20,7 @@ import msgspec
 
 from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.detector import products
 from unskew.analytics.detector.detector_state import Verdicts
 from unskew.analytics.health.liveness import Suspect
 from unskew.analytics.health.probing import Probe
@@ -42,10 +43,17 @@ from unskew.collector.events import (
     DeviceJoined,
     FaultInjected,
     IterationJudged,
+    Note,
     Regrouped,
     StandbyMeasured,
     Verdict,
     VerdictClosed,
+)
+
+SLOW_AT_THE_BEGINNING = "when the run began they took longer for the same product than others of their class"
+
+UNSEEN_BY_PRODUCT = (
+    "is slow, but not in forward passes: its product on standby, which is one, closes no verdict unless it was slow there too"
 )
 
 
@@ -182,11 +190,14 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             return loop, [product, *decided]
         if product.slowdown is None:
             return loop, [product]
+        notes = []
+        if len(measurements.readings[product.rank]) == 1 and products.unseen_by_product(self.monitor.detector, product.rank):
+            notes = [Note(text=f"rank {product.rank} {UNSEEN_BY_PRODUCT}", by="controller")]
         monitor, verdicts = self.monitor.on_standby(product.rank, measurements.readings[product.rank], judged)
         loop, decided = loop._with_verdicts(monitor, verdicts, judged)
         if verdicts:
             loop = msgspec.structs.replace(loop, measurements=measurements.without({product.rank}))
-        return loop, [product, *decided]
+        return loop, [product, *notes, *decided]
 
     def injected(self, fault: FaultInjected) -> Adaptation:
         """The truth, for scoring verdicts."""
@@ -222,6 +233,11 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         return msgspec.structs.replace(loop, trial=trial, asking=asking), events
 
+    @property
+    def suspects(self) -> frozenset[int]:
+        """Ranks whose product was slow when the run began, where nothing else tells a slow device from a dear role."""
+        return products.uncontradicted(self.monitor.detector, self.measurements.suspected_first)
+
     def finished(self) -> list[Control]:
         """The run ends: score what there is."""
         _, scored = self._trial_over("the run ended")
@@ -243,7 +259,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             return loop, [*events, *decided]
         for rank, slowdown in found.slowdowns.items():
             if slowdown >= self.options.probing.least_slowdown:
-                loop, decided = loop._with_verdicts(*loop.monitor.probed(rank, slowdown, iteration), iteration)
+                since = first if rank in self.suspects else None
+                loop, decided = loop._with_verdicts(*loop.monitor.probed(rank, slowdown, iteration, since), iteration)
                 events += decided
         return loop, events
 
@@ -327,7 +344,10 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         else:
             following, asking, proposal, reason = self._answered(following, iteration, plan, alive)
         measurements = self.measurements
-        if proposal is None and not reason and self.site.shared_cores is None:
+        suspected_first = alive & self.suspects
+        if proposal is None and not reason and suspected_first:
+            measurements, probe, reason = measurements.validation(iteration, suspected_first, SLOW_AT_THE_BEGINNING)
+        elif proposal is None and not reason and self.site.shared_cores is None:
             options = self.options.probing
             if self.monitor.to_validate:
                 measurements, probe, reason = measurements.validation(iteration, alive.intersection(self.monitor.to_validate))

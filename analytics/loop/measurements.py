@@ -17,10 +17,12 @@ ASKED_AGAIN = 4
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
-    """`references`: rank -> us of its product when the run began; `readings`: of ranks on standby since the last conclusion;
+    """`references`: rank -> us of its product when the run began; `suspected_first`: ranks whose product was so many times as
+    long as others', and no probe has said more; `readings`: of ranks on standby since the last conclusion;
     `added_at`: of ranks that were added to the run and have not been measured yet, how many iterations were judged then."""
 
     references: dict[int, float] = {}
+    suspected_first: dict[int, float] = {}
     probed_at: int | None = None
     readings: dict[int, tuple[StandbyReading, ...]] = {}
     added_at: dict[int, int] = {}
@@ -40,8 +42,13 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         """What was probed before an iteration; the probe of the `first`, when the run began or was resumed, is what later ones
         are compared with (`probing.references`). Of a log that begins later none of them says anything."""
         if spans and spans[0].iteration == first:
-            return msgspec.structs.replace(self, references=references(spans, classes, slow)), None
-        return self, measured(spans, self.references) if spans and self.references else None
+            healthy, suspected_first = references(spans, classes, slow)
+            return msgspec.structs.replace(self, references=healthy, suspected_first=suspected_first), None
+        if not spans or not self.references:
+            return self, None
+        found = measured(spans, self.references)
+        left = {rank: slowdown for rank, slowdown in self.suspected_first.items() if rank not in found.slowdowns}
+        return msgspec.structs.replace(self, suspected_first=left), found
 
     def probe(
         self, iteration: int, suspected_ranks: Mapping[int, float], n_ranks: int, options: ProbeOptions
@@ -52,13 +59,15 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
         probe, reason = wanted(iteration, suspected_ranks, n_ranks, self.probed_at, options)
         return (self, None, "") if probe is None else (msgspec.structs.replace(self, probed_at=iteration), probe, reason)
 
-    def validation(self, iteration: int, ranks: Collection[int]) -> tuple[Measurements, Probe | None, str]:
+    def validation(
+        self, iteration: int, ranks: Collection[int], why: str = "iterations take longer or shorter than before"
+    ) -> tuple[Measurements, Probe | None, str]:
         """The probe to run after `iteration` because of an alarm; again where it has not come after some iterations."""
         asked = self.probed_at is not None and iteration < self.probed_at + ASKED_AGAIN
         if not ranks or not self.references or asked:
             return self, None, ""
         names = ", ".join(map(str, sorted(ranks)))
-        reason = f"iterations take longer or shorter than before, so ranks {names} are validated"
+        reason = f"{why}, so ranks {names} are validated"
         return msgspec.structs.replace(self, probed_at=iteration), Probe(ranks=tuple(sorted(ranks))), reason
 
     def on_standby(self, product: StandbyMeasured) -> tuple[Measurements, StandbyMeasured]:

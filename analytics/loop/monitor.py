@@ -281,9 +281,9 @@ class Monitor(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks that are slow and excused (`products.suspected_ranks`)."""
         return products.suspected_ranks(self.detector, self.options, over)
 
-    def probed(self, rank: int, slowdown: float, iteration: int) -> tuple[Monitor, Verdicts]:
+    def probed(self, rank: int, slowdown: float, iteration: int, since: int | None) -> tuple[Monitor, Verdicts]:
         """A probe has measured a suspected rank (`products.confirm`)."""
-        return self._with_verdicts(*products.confirm(self.detector, rank, slowdown, iteration, self.options))
+        return self._with_verdicts(*products.confirm(self.detector, rank, slowdown, iteration, self.options, since=since))
 
     def on_standby(self, rank: int, readings: Sequence[StandbyReading], iteration: int) -> tuple[Monitor, Verdicts]:
         """A rank that executes nothing has been measured again (`products.update_estimate`)."""

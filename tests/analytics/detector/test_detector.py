@@ -155,6 +155,15 @@ def test_each_time_a_device_is_slow_has_a_number_an_onset_and_an_end(seed: int, 
         assert abs(verdict.until_iteration - until) <= 1
 
 
+def test_a_revision_says_since_when_the_device_has_been_slow() -> None:
+    """Of a ramp to x4 the headline said that it was slow since its last step."""
+    found = run(lambda now, rank, _: 1.0 if rank != 1 or now < 20 else 1.3 if now < 40 else 2.0, cv=0.02, spikes=0.0)
+    first, last = (one for one in found if isinstance(one, Verdict))
+    assert (first.verdict, first.since_iteration, last.since_iteration) == (last.verdict, 20, 40)
+    assert first.sentence.endswith("since iteration 20")
+    assert last.sentence.endswith("since iteration 40, and has been slow since iteration 20")
+
+
 def test_an_iteration_is_judged_once_and_in_order() -> None:
     detector = Detector()
     one, two = train(PP4_DP2, healthy, seed=8, n=2)

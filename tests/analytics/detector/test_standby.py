@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.traces.noisy_chunks import PP4_DP2, slow, train, watch
 
 from unskew.analytics.core.device_profiles import profile
 from unskew.analytics.core.layout import uniform_plan
 from unskew.analytics.core.packing import pack
 from unskew.analytics.core.workload import work_of
-from unskew.analytics.detector.products import AGREE, StandbyReading, concluded
+from unskew.analytics.detector.detector import Detector
+from unskew.analytics.detector.products import AGREE, StandbyReading, concluded, update_estimate
 from unskew.analytics.scheduler.propose import propose
 from unskew.analytics.scheduler.recovery import recover
 from unskew.analytics.scheduler.state import SchedulerState
+from unskew.collector.events import Verdict, VerdictClosed
 
 LEAST = 1.15
 
@@ -57,6 +60,19 @@ def test_one_reading_never_decides_and_what_is_believed_is_not_concluded_again(
     assert all(slowdown < LEAST for slowdown in found) or all(slowdown >= LEAST for slowdown in found)
     assert not found or not min(found) < estimated < max(found)
     assert not found or agreed(slowdowns, sorted(found)[0] if min(found) >= LEAST else 1.0, episodes) == []
+
+
+def test_a_product_that_was_never_slow_closes_no_verdict_on_backward_passes() -> None:
+    """The product is a forward pass: a rank that is slow in backward passes was acquitted and given its work back, twice."""
+    detector = Detector()
+    (verdict,) = watch(detector, train(PP4_DP2, slow(1, 3.0, at=15, kinds="B"), seed=3, n=30), PP4_DP2)
+    assert isinstance(verdict, Verdict)
+    assert verdict.speed.keys() == {"B"}
+    healthy = [StandbyReading(at, 1.0) for at in (35, 40, 45)]
+    assert update_estimate(detector.state, 1, healthy, 46, detector.options) == (detector.state, ())
+    seen = [StandbyReading(31, 3.0), *healthy]
+    _, (closed,) = update_estimate(detector.state, 1, seen, 46, detector.options)
+    assert isinstance(closed, VerdictClosed)
 
 
 def test_the_scheduler_leaves_a_rank_out_keeps_it_out_and_takes_it_back() -> None:

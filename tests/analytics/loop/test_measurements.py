@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from unskew.analytics.loop.measurements import Measurements
 from unskew.collector.events import Span, StandbyMeasured
@@ -43,6 +44,10 @@ def test_who_was_slow_when_the_run_began_is_compared_with_healthy_devices_of_its
     products = [product(rank, 0, us) for rank, us in enumerate((1_000, 6_000, 1_100, 5_000))]
     measurements, _ = Measurements().probed(products, classes=[(0, 1, 2), (3,)], slow=1.15)
     assert measurements.references == {0: 1_000, 1: 1_050, 2: 1_100, 3: 5_000}
+    assert measurements.suspected_first == {1: pytest.approx(6_000 / 1_050)}
+    later, found = measurements.probed([product(1, 12, 6_300)])
+    assert found is not None
+    assert (found.slowdowns, later.suspected_first) == ({1: 6.0}, {})
 
 
 def test_a_resumed_run_is_measured_against_its_own_beginning() -> None:

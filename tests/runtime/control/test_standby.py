@@ -13,6 +13,7 @@ import pytest
 from support.training.runtime_runs import LONG_CHUNKS, Run, light, train
 
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.diagnose import diagnose
 from unskew.analytics.diagnosis.failslow import follow_run, settled
 from unskew.analytics.replay.replay import replay
 from unskew.collector.events import (
@@ -21,6 +22,7 @@ from unskew.collector.events import (
     IterationCommitted,
     PlanApplied,
     PlanIssued,
+    PlanScored,
     Regrouped,
     RunFinished,
     Span,
@@ -71,6 +73,25 @@ def test_a_rank_that_was_slow_when_the_run_began_stays_away_while_it_is(tmp_path
     readings = [product.slowdown for product in run.of(StandbyMeasured)]
     assert len(readings) >= 5
     assert readings == pytest.approx([6.0] * len(readings), rel=0.01)
+
+
+def test_a_stage_whose_device_was_slow_when_the_run_began_is_no_dear_stage(tmp_path: Path) -> None:
+    """Alone in its role, it was taken for a dear stage. A second product tells; where none may be measured nobody knows."""
+    fault = "slow:rank=1,factor=3,at=0"
+    run = train(tmp_path / "auto", fault, base=LIGHT, pp=2, dp=1, mode="auto", profile="long", iterations=40)
+    (verdict,) = run.of(Verdict)
+    assert (verdict.culprits[0].rank, verdict.since_iteration) == (1, 0)
+    assert verdict.speed == {kind: pytest.approx(1 / 3, abs=0.001) for kind in "FB"}
+    assert run.of(VerdictClosed) == []
+    (scored,) = run.of(PlanScored)
+    assert scored.measured_s == pytest.approx(scored.predicted_s, rel=0.01)
+    watched = train(tmp_path / "observe", fault, base=LIGHT, pp=2, dp=1, mode="observe", profile="long", iterations=16)
+    for one, causes in ((run, ["slow_device"]), (watched, [])):
+        with open_store(one.store) as reader:
+            diagnosis = diagnose(load_run(reader, one.id))
+        assert [verdict.cause for verdict in diagnosis.verdicts if verdict.cause != "long_sequences"] == causes
+    assert diagnosis.outcome == "cannot_be_judged"
+    assert "stage 1 is dear or rank 1 slow since iteration 0" in diagnosis.why
 
 
 def test_a_slow_rank_stands_by_and_comes_back_when_it_is_healthy(tmp_path: Path, undisturbed: Run) -> None:
