@@ -51,7 +51,7 @@ def test_slowdowns_links_and_cost_from_the_spans() -> None:
         *(span(1, size >> 10, peer=0, bytes=size) for size in Probe(ranks=(0, 1)).message_bytes),
         span(2, 700, compute_us=700),
     ]
-    found = measured(after, references(before))
+    found = measured(after, references(before)[0])
     assert found.slowdowns == {0: 1.6, 1: 1.0}
     assert found.links == {(0, 1): 1024.0}
     assert found.cost_us == 3_000 + (16 + 32 + 64) * 1024
