@@ -83,6 +83,7 @@ def judge_workers(
     verdicts = tuple(msgspec.structs.replace(one, verdict=number) for number, one in enumerate(found, start=1))
     seen = _seen(times, spread, test, options)
     sight = _sight(times, over, sight, seen) if equal_work else _of_own_past(times, seen, options)
+    sight = _unless_most_are_slow(times, over, sight, spread=spread[-1:], test=test, found=found)
     if passed:
         sight = Sight(scope="device", smallest_slowdown=None, why=_or_others_are_fast(passed))
     if by_itself:
@@ -305,19 +306,43 @@ def _level(readings: Floats, one: Stretch, healthy: Flags | None) -> float:
 
 
 def _of_own_past(times: RankTimes, sight: Sight, options: DetectorOptions) -> Sight:
-    """A rank that differs from its peers from the first iterations on may be slow or have more to do: then nobody is well."""
+    """Where a rank differs from its peers from the first iterations on it or they may be slow, or have more to do: then nobody
+    is well."""
     if sight.smallest_slowdown is None:
         return sight
     own, role = np.nanmedian(times.us[0, : options.own_past], axis=0), np.array(list(times.role_of.values()))
     ratio = own / np.array([np.nanpercentile(own[role == one], 50, method="lower") for one in role])
-    furthest = int(np.nanargmax(ratio))
-    if ratio[furthest] < sight.smallest_slowdown:
+    furthest = int(np.nanargmax(np.abs(np.log(ratio))))
+    if exp(abs(log(ratio[furthest]))) < sight.smallest_slowdown:
         return sight
+    which = "it is slow or has more to do" if ratio[furthest] > 1 else "they are slow or have more to do"
     why = (
         f"rank {list(times.role_of)[furthest]} takes {times_as_long(ratio[furthest])} as its peers from the first "
-        "iterations on: it is slow or has more to do, and the log does not show which"
+        f"iterations on: {which}, and the log does not show which"
     )
     return Sight(scope=sight.scope, smallest_slowdown=None, why=why)
+
+
+def _unless_most_are_slow(
+    times: RankTimes, over: Floats, sight: Sight, *, spread: Floats, test: StretchTest, found: Sequence[Verdict]
+) -> Sight:
+    """Where most ranks of a role are slow together their median is, so that nobody is longer and the few healthy ones look
+    fast: by as much as would be named, while nobody is, one that does leaves open which it is."""
+    if sight.smallest_slowdown is None:
+        return sight
+    least, ranks = log(sight.smallest_slowdown), list(times.role_of)
+    named = np.any([_during(times, one) for one in found], axis=0) if found else np.zeros(len(times.iterations), dtype=bool)
+    for (kind, column), stretches in _stretches(times, -over[None], spread, test, least).items():
+        for one in stretches.found:
+            level = _level(-over[None, kind, :, column], one, None)
+            if level >= least and not named[one.begin : one.end].any():
+                since, until = (times.iterations[at] for at in (one.begin, one.end - 1))
+                why = (
+                    f"rank {ranks[column]} takes {times_as_long(exp(-level))} as the others in iterations {since} to {until}: "
+                    "it is fast, or they are slow"
+                )
+                return Sight(scope=sight.scope, smallest_slowdown=None, why=why)
+    return sight
 
 
 def _or_its_data(verdict: Verdict) -> Verdict:

@@ -214,6 +214,20 @@ def test_an_episode_is_one_verdict(episodes: list[tuple[int, int]], equal_work: 
         assert verdict.speed["step"] == pytest.approx(1 / 1.5, rel=0.05)
 
 
+@pytest.mark.parametrize("equal_work", [True, False])
+@pytest.mark.parametrize(("begin", "end"), [(25, 35), (20, 50), (0, 60)])
+@pytest.mark.parametrize(("ranks", "slow"), [(4, 3), (8, 7)])
+def test_where_most_ranks_are_slow_together_nobody_is_well(
+    ranks: int, slow: int, begin: int, end: int, equal_work: bool
+) -> None:
+    """Their median is slow, so nobody was longer, and a slowdown by less than theirs was stated to show."""
+    us = noisy(np.random.default_rng(ranks), 60, ranks, 0.02)
+    us[begin:end, :slow] *= 1.25
+    found = judged(us, equal_work=equal_work)
+    assert found.verdicts or not found.sight.sees
+    assert not {party.rank for one in found.verdicts for party in one.culprits} - set(range(slow))
+
+
 @pytest.mark.parametrize("until", [30, 60])
 def test_a_rank_slow_from_the_first_recorded_step_on_is_dated_to_it(until: int) -> None:
     """Where the work is equal: else nobody can know. Not to the step after it, whose number is five higher here. What ends is
