@@ -309,9 +309,11 @@ def _changed(
         return state, ()
     n_slow = len(state.recent)
     if since is None:
-        rows = rows[likeliest_onset(over[at:], level) :]
+        healthy = likeliest_onset(over[at:], level)
+        past, rows = (*past, *rows[:healthy]), rows[healthy:]
+        known = len(past)
         past, since = _onset(past, rows[0][0], noise.middle + level / 2, options)
-        n_slow, state = len(state.past) - len(past) + len(rows), msgspec.structs.replace(state, slow=(0, 0.0))
+        n_slow, state = known - len(past) + len(rows), msgspec.structs.replace(state, slow=(0, 0.0))
         episodes += 1
     sums, first = CusumSums.fresh((), state.iteration), tuple(one for one in state.first if one[0] < since)
     state = msgspec.structs.replace(state, past=past, sums=sums, level=level, since=since, episodes=episodes, first=first)

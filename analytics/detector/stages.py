@@ -176,14 +176,14 @@ def slow_replicas_now(of_job: Verdict, tracks: Tracks, plan: Plan, options: Dete
 def _slowest_in(seen: list[ExcessSample], tracks: Tracks, plan: Plan, options: DetectorOptions) -> SlowReplicas | None:
     """The replicas, of two or more ranks, whose ranks have all taken longer than their lengths let expect, each longer than any
     of the others: lengths are drawn anew, so it is none of them. Those that differ by less than what is named are alike. None
-    where there is no such replica, or a rank was seen in fewer than `least_iterations` of these."""
+    where there is no such replica, or a rank was seen in less than half of these, and less than `least_iterations`."""
     if not seen:
         return None
     ordered = np.sort(np.stack([one.excess[0] for one in seen]), axis=0)  # nan sorts to the end
     n = (~np.isnan(ordered)).sum(axis=0)
     # [rank, kind], nan = not seen often enough; the lower of two middle values: between them is what no iteration took
     middle = np.take_along_axis(ordered, np.maximum((n - 1) // 2, 0)[None], axis=0)[0]
-    middle = np.where(n >= options.least_iterations, middle, np.nan)
+    middle = np.where(n >= min(options.least_iterations, -(-len(seen) // 2)), middle, np.nan)
     column, rows = tracks.kinds.index(ALL), {rank: row for row, rank in enumerate(tracks.ranks)}
     replicas = {role.replica: tuple(one.rank for one in plan.roles if one.replica == role.replica) for role in plan.roles}
     if any(rank not in rows or np.isnan(middle[rows[rank], column]) for rank in plan.ranks):

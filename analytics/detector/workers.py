@@ -259,7 +259,7 @@ def _slower(
             rest = healthy if test.against_rest else None
             levels = {name: _level(sizes[known[name], i, :, column], one, rest) for i, name in enumerate(times.kinds)}
             shown = _level(readings[known[kind], k, :, column], one, rest)
-            moved = _level(moves[:, k, :, column], one, healthy)
+            moved = _level(moves[:, k, :, column], one, healthy) if healthy.sum() >= test.least else 0.0
             needed = level_of_few(options, one.end - one.begin, young=n < options.own_past)
             if max(shown, min(levels[kind], moved)) < needed:
                 if levels[kind] >= needed:
@@ -286,7 +286,8 @@ def _slower(
             always = one.begin == 0 and verdict.until_iteration is None
             unsure = always and alike and not lengths_known and not test.against_rest
             verdicts.append(_or_its_data(verdict) if unsure else verdict)
-    return verdicts, passed
+    named = {party.rank for one in verdicts for party in one.culprits}
+    return verdicts, {rank: level for rank, level in passed.items() if rank not in named}
 
 
 def _or_others_are_fast(passed: Mapping[int, float]) -> str:
@@ -294,7 +295,8 @@ def _or_others_are_fast(passed: Mapping[int, float]) -> str:
     ranks, times = ", ".join(map(str, sorted(passed))), times_as_long(exp(max(passed.values())))
     who = f"rank {ranks} takes" if len(passed) == 1 else f"ranks {ranks} take up to"
     they = "it is" if len(passed) == 1 else "they are"
-    return f"{who} {times} as the calmest ranks with the same layers, but not as most of them: {they} slow, or these are fast"
+    than = "as the calmest ranks with the same layers, but no longer than most of them"
+    return f"{who} {times} {than}: {they} slow, or these are fast"
 
 
 def _level(readings: Floats, one: Stretch, healthy: Flags | None) -> float:
@@ -311,6 +313,7 @@ def _of_own_past(times: RankTimes, sight: Sight, options: DetectorOptions) -> Si
     if sight.smallest_slowdown is None:
         return sight
     own, role = np.nanmedian(times.us[0, : options.own_past], axis=0), np.array(list(times.role_of.values()))
+    own = np.maximum(own, LEAST_US)
     ratio = own / np.array([np.nanpercentile(own[role == one], 50, method="lower") for one in role])
     furthest = int(np.nanargmax(np.abs(np.log(ratio))))
     if exp(abs(log(ratio[furthest]))) < sight.smallest_slowdown:
@@ -333,8 +336,13 @@ def _unless_most_are_slow(
     least, ranks = log(sight.smallest_slowdown), list(times.role_of)
     named = np.any([_during(times, one) for one in found], axis=0) if found else np.zeros(len(times.iterations), dtype=bool)
     for (kind, column), stretches in _stretches(times, -over[None], spread, test, least).items():
+        rest = np.ones(len(times.iterations), dtype=bool)
+        for one in stretches.found:
+            rest[one.begin : one.end] = False
         for one in stretches.found:
             level = _level(-over[None, kind, :, column], one, None)
+            if test.against_rest:  # it may be the faster one all the time
+                level = min(level, _level(-over[None, kind, :, column], one, rest))
             if level >= least and not named[one.begin : one.end].any():
                 since, until = (times.iterations[at] for at in (one.begin, one.end - 1))
                 why = (

@@ -70,8 +70,12 @@ def interrupted(exits: Sequence[Exit], stated: Mapping[int, RankDetached]) -> bo
     words = {rank for rank, one in stated.items() if one.error.startswith(INTERRUPTED)}
     by_ctrl_c = [one for one in exits if one.status == -signal.SIGINT or one.rank in words]
     first_s = min((one.at_s for one in by_ctrl_c if one.at_s is not None), default=0.0)
-    struck_before = any(one.struck and one.at_s is not None and one.at_s < first_s - KILLED_WITHIN_S for one in exits)
-    return bool(by_ctrl_c or words) and not struck_before
+    return bool(by_ctrl_c or words) and not any(one.struck for one in died_before(exits, first_s))
+
+
+def died_before(exits: Sequence[Exit], asked_s: float) -> list[Exit]:
+    """Those that ended before somebody asked the job to stop, and not because of it."""
+    return [one for one in exits if one.at_s is not None and one.at_s < asked_s - KILLED_WITHIN_S]
 
 
 def is_stopping(now_s: float, asked_s: float | None, stepped_s: float) -> bool:

@@ -1,5 +1,5 @@
 -- Which rank waited most for the others: milliseconds an iteration that each rank spent in collectives, and in waits amid its
--- own work, and the share of its time. The one that waits least is the one that the others wait for.
+-- own work, and the share of its time. One that waits much less than the others is the one that these wait for.
 with waited as (
     select run, rank, sum(case when kind in ('all_reduce', 'reduce_scatter', 'all_gather') then wall_us
         else coalesce(wait_dp_us, 0) + coalesce(wait_tp_us, 0) + coalesce(wait_pp_us, 0) end) as us

@@ -21,7 +21,16 @@ from unskew.analytics.health.liveness import WAITING, Suspect
 from unskew.analytics.loop.intake import Intake
 from unskew.analytics.loop.watched import attached_rules as rules
 from unskew.analytics.loop.watched import stalled
-from unskew.analytics.loop.watched.ends import Exit, died, first_dead, is_stopping, left_early, lost_another, were_stopped
+from unskew.analytics.loop.watched.ends import (
+    Exit,
+    died,
+    died_before,
+    first_dead,
+    is_stopping,
+    left_early,
+    lost_another,
+    were_stopped,
+)
 from unskew.analytics.loop.watched.found_plan import plan_of
 from unskew.collector.events import (
     CollectiveRecorded,
@@ -144,7 +153,8 @@ class JobWatcher:
         if self._state is not None:
             self._state, events = rules.ended(self._state)
             self._log(events)
-        self._log((*(self._acting.finish(self._iterations) if self._acting is not None else ()), end))
+        acted = self._acting.finish(self._iterations) if self._acting is not None else ()
+        self._log((*acted, *(self._hangs_no_more("all its ranks ended well") if self.well else ()), end))
         self._spool.close()
         self._read_all()
         return end
@@ -315,16 +325,18 @@ class JobWatcher:
     # --- who is dead, who hangs --------------------------------------------------------------------------------------
 
     def _keep_watch(self, now_s: float, gone: Sequence[Exit]) -> None:
-        if is_stopping(now_s, self._asked_s, self._stepped_s):
-            return
-        if (gone or (self._code and self._attached)) and not self._lost:
+        if self._asked_s is not None and self._stopping:
+            of_itself = bool(died_before(gone, self._asked_s))
+        else:
+            of_itself = bool(gone or (self._code and self._attached))
+        if of_itself and not self._lost:
             ranks = next(iter(self._attached.values())).ranks
             first = first_dead(gone, self._detached, ranks, len(self._attached), failed=bool(self._code))
             if first is not None:
                 self._lost = True
                 self._read_out()  # up to the iteration that it was in
                 self._lose(first)
-        if self._state is None:
+        if self._state is None or is_stopping(now_s, self._asked_s, self._stepped_s):
             return
         usual_s = rules.usual_s(self._state.seen)
         ended = {one.rank for one in gone if one.at_s is not None} | (self._attached.keys() - self._ranks)
@@ -339,10 +351,12 @@ class JobWatcher:
             self._hung = next((one.verdict for one in events if not isinstance(one, VerdictClosed)), None)  # type: ignore[attr-defined]
             self._log(events)
         elif suspect is None and self._hung is not None and self._stepped_s >= now_s - 1.0:
-            at = self._iterations
-            closed = VerdictClosed(verdict=self._hung, until_iteration=at, at_iteration=at, reason="the job goes on")
-            self._hung = None
-            self._log((closed,))
+            self._log(self._hangs_no_more("the job goes on"))
+
+    def _hangs_no_more(self, reason: str) -> tuple[VerdictClosed, ...]:
+        number, self._hung = self._hung, None
+        at = self._iterations
+        return () if number is None else (VerdictClosed(verdict=number, until_iteration=at, at_iteration=at, reason=reason),)
 
     def _not_joined(self, suspect: Suspect | None, beats: Mapping[int, Heartbeat]) -> Suspect | None:
         """Who holds up the job by the ranks' flight recorders: it did not join a collective in which others wait. Else whom the

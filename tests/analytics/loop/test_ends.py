@@ -6,7 +6,15 @@ import signal
 
 import pytest
 
-from unskew.analytics.loop.watched.ends import Exit, first_dead, is_stopping, left_early, lost_another, were_stopped
+from unskew.analytics.loop.watched.ends import (
+    Exit,
+    died_before,
+    first_dead,
+    is_stopping,
+    left_early,
+    lost_another,
+    were_stopped,
+)
 from unskew.collector.events import RankDetached
 
 KILLED, ABORTED, STOPPED, FAILED = -signal.SIGKILL, -signal.SIGABRT, -signal.SIGTERM, 1
@@ -116,6 +124,8 @@ def test_whoever_died_long_before_somebody_interrupted_what_hung_is_named() -> N
     exits = [Exit(1, 1.0, KILLED), Exit(0, 600.0, -signal.SIGINT)]
     assert named(*exits, words={}) == 1
     assert not were_stopped(exits, {}, ranks=2)
+    assert died_before(exits, asked_s=600.0) == exits[:1]
+    assert died_before(exits, asked_s=5.0) == []  # killed by who asked it to stop, and then once more
     assert named(Exit(1, 1.0, FAILED), words=stated(r1="ValueError: a worker had KeyboardInterrupt", r0=PEER)) == 1
 
 

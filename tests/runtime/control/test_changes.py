@@ -199,7 +199,7 @@ class ChangesTheirMind:
 
 
 def test_what_a_person_rejects_is_not_applied_and_a_change_of_mode_asks_the_scheduler_anew(tmp_path: Path) -> None:
-    run = train(tmp_path, SLOW, base=light(LONG_CHUNKS), mode="approve", iterations=30, on_event=ChangesTheirMind())
+    run = train(tmp_path, SLOW, base=light(LONG_CHUNKS), mode="approve", iterations=60, on_event=ChangesTheirMind())
     (changed,) = run.of(ModeChanged)
     rejected, anew, *_ = run.of(PlanProposed)
     assert run.of(PlanRejected) == [PlanRejected(proposal=rejected.proposal, by="mira", reason="at night", user=USER)]
