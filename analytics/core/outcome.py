@@ -78,6 +78,12 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     long_ones: UnexplainedTime | None = None
     suspects: frozenset[int] = frozenset()
 
+    @property
+    def undecided(self) -> str:
+        """What nobody knows of the suspects, unless the stage of somebody was named; "" = nothing."""
+        named = any(verdict.cause == "stage_imbalance" for verdict in self.verdicts)
+        return self.sight.why if self.suspects and not named else ""
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """`why`: what is wrong, what would have been seen, or why nothing can be said; a sentence without its end.

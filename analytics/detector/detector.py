@@ -166,7 +166,8 @@ def lose(state: DetectorState, suspect: Suspect, iteration: int, options: Detect
 
 def sight_of(state: DetectorState, options: DetectorOptions, *, alike: bool = False) -> Sight:
     """What would have been named up to now: a test fires on what exceeds its slack by the threshold, summed over the iterations
-    that are remembered, and what is named is at least `least_slowdown`. `alike`: all devices are of one class, none alone."""
+    that are remembered, and what is named is at least `least_slowdown`. `alike`: all devices are of one class; they are
+    compared from the first iteration on where each has data-parallel peers, as a rank alone in its role may have a dear one."""
     tracks = state.tracks
     if options.method != "unskew":
         return Sight(scope="device", smallest_slowdown=None, why="ResiHP's Detector states no smallest slowdown")
@@ -188,7 +189,12 @@ def sight_of(state: DetectorState, options: DetectorOptions, *, alike: bool = Fa
         options.slack_of(sigma, young=young) + options.threshold_of(sigma, len(tracks.kinds)) / n,
     )
     mistaken = 2 * sqrt(2) * sigma  # a pace that drifts: the mean of many iterations is no surer than one, nor is the past's
-    return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3), compares=alike and len(known) > 1)
+    company = state.company
+    in_company = company is not None and all(
+        peers for rank, peers in company.data_parallel_peers.items() if rank not in state.lost
+    )
+    compares = alike and len(known) > 1 and in_company
+    return Sight(scope="device", smallest_slowdown=round(exp(level + mistaken), 3), compares=compares)
 
 
 def _prepared(state: DetectorState, load: Residuals, now: int, work: Plan | UnitRoles) -> DetectorState:

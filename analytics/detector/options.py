@@ -107,9 +107,10 @@ SHARED_MACHINE = DetectorOptions(
     job_slowdown=1.4, job_iterations=16,
 )  # fmt: skip
 """For real CPU cores: ranks share caches, power and execution units with whatever else runs on the machine and beside it.
-Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out, and a probe's
-product took 0.6 to 1.7 times as long as when the run began. Also for ranks that share a GPU, where what the others compute
-meanwhile is part of a chunk's time."""
+Healthy ranks really were 1.2 to 1.5 times slower for five to fifteen iterations, time without a core taken out. A single
+product took 0.6 to 1.7 times as long as another before devices were warmed up for it; how far the nine on a warm one spread
+was not measured, beyond that nobody was suspected in 11 healthy runs (docs/internals/probes.md). Also for ranks that share a
+GPU, where what the others compute meanwhile is part of a chunk's time."""
 
 
 def options_for(kind: DeviceKind | None, *, links: bool = False) -> DetectorOptions:

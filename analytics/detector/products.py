@@ -21,6 +21,8 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from unskew.analytics.core.outcome import Sight
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector.detector_state import DetectorState, Verdicts, flag_rank, waiting_for
 from unskew.analytics.detector.options import DetectorOptions
 from unskew.analytics.detector.residuals import ALL
@@ -46,11 +48,34 @@ def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 
     return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
 
 
-def uncontradicted(state: DetectorState, ranks: Collection[int]) -> frozenset[int]:
-    """Of ranks that were slow by their products when the run began those who are not flagged and whose role nobody else plays:
-    of the others chunks tell."""
+def uncontradicted(state: DetectorState, ranks: Collection[int], plan: Plan, options: DetectorOptions) -> frozenset[int]:
+    """Of ranks that were slow by their products when the run began those who execute under the plan in force, are not flagged,
+    and whose role nobody else plays: of the others chunks tell. Another product decides, also where no probe may alone (not
+    `options.probes`): two then agree, as each took at least what is named (`references`, `confirm`). Only our Detector asks."""
+    if options.method != "unskew":
+        return frozenset()
     peers = {} if state.company is None else state.company.data_parallel_peers
-    return frozenset(rank for rank in ranks if rank not in state.open and not {*peers.get(rank, ())} - {*ranks})
+    others = plan.executors.difference(ranks)
+    mine = plan.executors.intersection(ranks).difference(state.open)
+    return frozenset(rank for rank in mine if others.isdisjoint(peers.get(rank, ())))
+
+
+def slow_or_expensive(ranks: Collection[int], plan: Plan, first: int) -> Sight:
+    """What keeps us from calling devices well while nobody has contradicted these ranks. `first`: the run's first iteration."""
+    stages = {role.stage for role in plan.roles if role.rank in ranks}
+    why = (
+        f"{_are('stage', stages)} dear or {_are('rank', ranks)} slow since iteration {first}: one product was long when the "
+        "run began, and no probe measured another"
+    )
+    return Sight(scope="device", smallest_slowdown=None, why=why)
+
+
+def _are(what: str, numbers: Collection[int]) -> str:
+    """
+    >>> _are("rank", {2}), _are("rank", {3, 2})
+    ('rank 2 is', 'ranks 2, 3 are')
+    """
+    return f"{what}{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))} {'are' if len(numbers) > 1 else 'is'}"
 
 
 def confirm(

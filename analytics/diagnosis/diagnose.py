@@ -111,7 +111,7 @@ def diagnose(log: RunLog) -> Diagnosis:
         measured, gaps = _measured(sections, verdicts)
         if measured:
             more = named(measured, next_number(verdicts), options_for(log.device_kind).digest, one_is_fast(log, sections))
-            beside, gaps[len(gaps) :] = _beside(log, more, findings)
+            beside = _beside(log, more, findings)
             lost_s = _device_seconds(log, measured, verdicts + beside)
             verdicts = _in_order(log, verdicts, beside, lost_s)
             whole_s = _of_all(log) * sum(len(section.ranks) * float(lost.measured_us.sum()) / 1e6 for section, lost in measured)
@@ -166,7 +166,13 @@ def diagnose(log: RunLog) -> Diagnosis:
             for one in verdicts
         ),
         time_lost_s=lost_s,
-        abstained=(*abstained, *_hidden(faults(verdicts), [log.failure, *_lacks(log), *gaps, dropped_sentence(log.dropped)])),
+        abstained=(
+            *abstained,
+            *_hidden(
+                faults(verdicts),
+                [log.failure, *_lacks(log), *gaps, findings.undecided if findings else "", dropped_sentence(log.dropped)],
+            ),
+        ),
         outcome=outcome.outcome,
         smallest_slowdown=outcome.smallest_slowdown,
         why="; ".join([outcome.why, *([f"looked at {log.sample.what}"] if log.sample else [])]),
@@ -184,21 +190,17 @@ def _measured(
     return [(section, lost) for section, lost in measured if not lost.why_unknown], why
 
 
-def _beside(log: RunLog, named: Sequence[Verdict], findings: Findings) -> tuple[tuple[Verdict, ...], list[str]]:
-    """Those verdicts whose cause the Detector has not named, and what is said in place of one on a stage, all of whose ranks
-    were slow by a product when the run began."""
-    found, undecided, known = list[Verdict](), list[str](), {verdict.cause for verdict in findings.verdicts}
+def _beside(log: RunLog, named: Sequence[Verdict], findings: Findings) -> tuple[Verdict, ...]:
+    """Those verdicts whose cause the Detector has not named; not one on a stage, all of whose ranks were slow by a product when
+    the run began: that nobody knows which it is stands in the findings' sight."""
+    found, known = list[Verdict](), {verdict.cause for verdict in findings.verdicts}
+    roles = log.plans[min(log.plans)].roles if log.plans else ()
     for verdict in named:
         stages = {party.stage for party in verdict.culprits} - {None}
-        ranks = [role.rank for role in log.plans[0].roles if role.stage in stages] if stages and 0 in log.plans else []
-        if ranks and findings.suspects.issuperset(ranks):
-            undecided.append(
-                f"stage {', '.join(map(str, stages))} is dear or rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} "
-                "slow since iteration 0: one product was long when the run began, and no probe measured another"
-            )
-        elif verdict.cause not in known:
+        ranks = [role.rank for role in roles if role.stage in stages]
+        if verdict.cause not in known and not (ranks and findings.suspects.issuperset(ranks)):
             found.append(verdict)
-    return tuple(found), undecided
+    return tuple(found)
 
 
 def _taken_over(log: RunLog, verdict: Verdict) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from unskew.analytics.core.cost import CostModel, GradientSync
-from unskew.analytics.core.outcome import Findings, Sight
+from unskew.analytics.core.outcome import Findings, Sight, closest
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.analytics.detector.options import options_for
 from unskew.analytics.diagnosis.runlog import RunLog
@@ -65,9 +65,15 @@ def follow_run(log: RunLog) -> FailSlowResult:
     verdicts = settled(event for event in rehearsal.made if isinstance(event, Verdict | VerdictClosed))
     if monitor.fitted is None:
         return FailSlowResult(Findings(verdicts=verdicts, sight=TOO_SHORT), None, seen)
-    of_device, of_job = monitor.sights
-    suspects = rehearsal.state.adaptation.suspects
-    findings = Findings(verdicts=verdicts, sight=of_device, of_job=of_job, long_ones=monitor.unexplained, suspects=suspects)
+    adaptation, last = rehearsal.state.adaptation, log.plans[log.released[-1].committed.plan_version]
+    *of_devices, of_job = adaptation.sights(last)
+    findings = Findings(
+        verdicts=verdicts,
+        sight=closest(of_devices),
+        of_job=of_job,
+        long_ones=monitor.unexplained,
+        suspects=adaptation.suspects(last),
+    )
     return FailSlowResult(findings, monitor.fitted.model, seen)
 
 
@@ -83,6 +89,7 @@ def _site(log: RunLog) -> Site:
     return Site(
         origin=log.plans[min(log.plans)],
         iterations=len(log.released),
+        first_iteration=started.get("first_iteration", 0),
         shared_cores=started.get("shared_cores"),
         detector=options_for(log.device_kind, links=log.times_messages),
         blocking_sends=log.blocking_sends,

@@ -19,6 +19,7 @@ from functools import partial
 import msgspec
 
 from unskew.analytics.core.iteration import CommittedIteration, IterationTelemetry
+from unskew.analytics.core.outcome import Sight
 from unskew.analytics.core.plan import Plan
 from unskew.analytics.detector import products
 from unskew.analytics.detector.detector_state import Verdicts
@@ -115,7 +116,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def observe(self, released: IterationTelemetry, plan: Plan, alive: frozenset[int]) -> tuple[Adaptation, AdaptationStep]:
         """The next committed iteration, which ran under `plan`; `alive` are the ranks that are left."""
         committed = released.committed
-        loop, events = self._probed(released)
+        loop, events = self._probed(released, plan)
         monitor, found = loop.monitor.judge(released, plan)
         step = AdaptationStep(judged=found.judged)
         if found.predicted_us is not None:
@@ -126,7 +127,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             loop, scored = loop._tried(committed, found.predicted_us)
             events += [*looked_back, *decided, *scored]
             loop, step = loop._sought(step, plan, alive)
-        loop, changed = loop._seeing(found.judged)
+        loop, changed = loop._seeing(found.judged, plan)
         events += changed
         if committed.log_complete:
             monitor, learned = loop.monitor.learn(found.sample, events)
@@ -233,17 +234,22 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         )  # fmt: skip
         return msgspec.structs.replace(loop, trial=trial, asking=asking), events
 
-    @property
-    def suspects(self) -> frozenset[int]:
+    def suspects(self, plan: Plan) -> frozenset[int]:
         """Ranks whose product was slow when the run began, where nothing else tells a slow device from a dear role."""
-        return products.uncontradicted(self.monitor.detector, self.measurements.suspected_first)
+        first = self.measurements.suspected_first
+        return products.uncontradicted(self.monitor.detector, first, plan, self.site.detector)
+
+    def sights(self, plan: Plan) -> tuple[Sight, ...]:
+        """What would have been named up to now: of devices, at last of the whole job."""
+        suspects, found = self.suspects(plan), self.monitor.sights
+        return (products.slow_or_expensive(suspects, plan, self.site.first_iteration), *found) if suspects else found
 
     def finished(self) -> list[Control]:
-        """The run ends: score what there is."""
+        """The run ends: score what there is, and say what is seen again."""
         _, scored = self._trial_over("the run ended")
-        return [*scored, *self.scoring.ended(*self.scoring.watched)[1]]
+        return [*scored, *self.scoring.ended(*self.scoring.watched)[1], *self.limit.ended()[1]]
 
-    def _probed(self, released: IterationTelemetry) -> tuple[Adaptation, list[Control]]:
+    def _probed(self, released: IterationTelemetry, plan: Plan) -> tuple[Adaptation, list[Control]]:
         """What GPUs and probes tell beside an iteration; a suspect whose product took long is named."""
         monitor = self.monitor.reading(released.gpus)
         slow = max(self.options.probing.least_slowdown, self.site.detector.least_slowdown)
@@ -259,7 +265,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
             return loop, [*events, *decided]
         for rank, slowdown in found.slowdowns.items():
             if slowdown >= self.options.probing.least_slowdown:
-                since = first if rank in self.suspects else None
+                since = first if rank in self.suspects(plan) else None
                 loop, decided = loop._with_verdicts(*loop.monitor.probed(rank, slowdown, iteration, since), iteration)
                 events += decided
         return loop, events
@@ -290,15 +296,16 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(loop, asking=asking), events
 
-    def _seeing(self, judged: IterationJudged) -> tuple[Adaptation, list[DetectionLimit]]:
+    def _seeing(self, judged: IterationJudged, plan: Plan) -> tuple[Adaptation, list[DetectionLimit]]:
         """With what would be named from now on, and the news of it; in warm-up nothing is."""
         if judged.log_complete and judged.predicted_us is None:
             return self, []
         now, monitor = judged.iteration, self.monitor
-        seen = (
-            self.limit.judged(monitor.sights, now, monitor.unexplained) if judged.log_complete else self.limit.passed_over(now)
-        )
-        return msgspec.structs.replace(self, limit=seen[0]), seen[1]
+        if judged.log_complete:
+            limit, news = self.limit.judged(self.sights(plan), now, monitor.unexplained)
+        else:
+            limit, news = self.limit.passed_over(now)
+        return msgspec.structs.replace(self, limit=limit), news
 
     def _takes_longer_than(self, before: Monitor) -> bool:
         """Whether the predictor has just learned, under the first plan with groups of this size, that iterations end later with
@@ -344,7 +351,7 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
         else:
             following, asking, proposal, reason = self._answered(following, iteration, plan, alive)
         measurements = self.measurements
-        suspected_first = alive & self.suspects
+        suspected_first = alive & self.suspects(plan)
         if proposal is None and not reason and suspected_first:
             measurements, probe, reason = measurements.validation(iteration, suspected_first, SLOW_AT_THE_BEGINNING)
         elif proposal is None and not reason and self.site.shared_cores is None:

@@ -26,7 +26,7 @@ LEAST_CHANGE = 0.25
 class LimitState(msgspec.Struct, frozen=True):
     """What was logged last (None in warm-up), and for which smallest slowdowns. How many iterations in a row have not been
     judged, how many of them all, and how many were judged in vain; for how many in a row more than what was logged has been
-    `seen_again`, and as `regained` says."""
+    `seen_again`, never less than before, and as `regained` says at last."""
 
     logged: DetectionLimit | None = None
     named: tuple[float, ...] = ()
@@ -67,7 +67,12 @@ class LimitState(msgspec.Struct, frozen=True):
     def passed_over(self, iteration: int) -> tuple[LimitState, list[DetectionLimit]]:
         """The log of an iteration was not complete: nobody was judged by it."""
         state = msgspec.structs.replace(
-            self, in_a_row=self.in_a_row + 1, unjudged=self.unjudged + 1, iterations=self.iterations + 1
+            self,
+            in_a_row=self.in_a_row + 1,
+            unjudged=self.unjudged + 1,
+            iterations=self.iterations + 1,
+            seen_again=0,
+            regained=None,
         )
         if state.in_a_row != PATIENCE or self.logged is None:
             return state, []
@@ -84,8 +89,10 @@ class LimitState(msgspec.Struct, frozen=True):
         if self.logged is not None:
             more = _seen_by(found) - _seen_by(self.logged)
             changes = self._changes(named) if more == 0 else []
-            if (more > 0 or (changes and max(changes) < 0)) and self.seen_again + 1 < LASTS:
-                return msgspec.structs.replace(self, seen_again=self.seen_again + 1, regained=found), []
+            less = self.regained is not None and _seen_by(found) < _seen_by(self.regained)
+            again = 1 if less else self.seen_again + 1
+            if (more > 0 or (changes and max(changes) < 0)) and again < LASTS:
+                return msgspec.structs.replace(self, seen_again=again, regained=found), []
         state = msgspec.structs.replace(self, seen_again=0, regained=None)
         if self.logged is not None and more == 0 and not changes and not _other_reason(self.logged, found):
             return state, []

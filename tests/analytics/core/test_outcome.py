@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from unskew.analytics.core.layout import uniform_plan
-from unskew.analytics.core.outcome import Outcome, Sight, UnexplainedTime, outcome_of, outcome_of_run
+from unskew.analytics.core.outcome import Findings, Outcome, Sight, UnexplainedTime, outcome_of, outcome_of_run
 from unskew.analytics.core.run_state import RunState, fold
 from unskew.collector import events as ev
 from unskew.collector.paths import Store
@@ -46,6 +46,14 @@ def test_what_was_named_is_wrong_whatever_else_could_not_be_seen() -> None:
     assert found.why.startswith("rank 1 is slow; 1 more verdict; no cause explains 80 % of the time lost")
     assert found.sentence.startswith("Rank 1 is slow; ")
     assert outcome_of([], [SEES], failure="the run failed").outcome == "wrong"
+
+
+def test_whether_a_stage_is_dear_is_undecided_until_one_is_named() -> None:
+    suspects = Findings(sight=BLIND, suspects=frozenset({2}))
+    stage, other = (verdict("", cause=cause) for cause in ("stage_imbalance", "dead"))
+    stated = [msgspec.structs.replace(suspects, verdicts=found).undecided for found in ((), (other,), (other, stage))]
+    assert stated == [BLIND.why, BLIND.why, ""]
+    assert Findings(sight=BLIND).undecided == ""
 
 
 @pytest.mark.parametrize(("seen", "stated"), [(1.07, 1.07), (2.0, 2.0), (16.986, None)])

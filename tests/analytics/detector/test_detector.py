@@ -197,6 +197,16 @@ def test_of_iterations_before_a_loss_that_are_judged_after_it_the_lost_rank_is_n
     assert after.smallest_slowdown == pytest.approx(known.smallest_slowdown, rel=0.1)
 
 
+def test_only_ranks_with_peers_are_compared_from_the_first_iteration_on() -> None:
+    """Of a rank three times as slow, alone in its stage, it was said that no rank is slower than the others."""
+    for plan, factor, compares in ((PP4_DP2, healthy, True), (PP2, slow(1, 3.0, at=0), False)):
+        detector = Detector()
+        committed = list(train(plan, factor, seed=6, n=20))
+        fitted = fit([chunk for one in committed[:10] for chunk in one.chunks])
+        watch(detector, iter(committed[10:]), plan, fitted.model)
+        assert sight_of(detector.state, detector.options, alike=True).compares == compares
+
+
 def test_the_verdict_tells_who_waits_and_the_numbers_that_decided() -> None:
     (verdict,) = run(slow(3, 1.8, at=30), n=40)
     assert isinstance(verdict, Verdict)

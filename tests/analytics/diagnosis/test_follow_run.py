@@ -9,7 +9,7 @@ import pytest
 from support.training.runtime_runs import SMALL, Run, light, train
 
 from unskew.analytics.diagnosis.diagnose import diagnose
-from unskew.analytics.diagnosis.failslow import FailSlowResult, follow_run, settled
+from unskew.analytics.diagnosis.failslow import FailSlowResult, follow_run, rehearsal_of, settled
 from unskew.analytics.diagnosis.runlog import RunLog
 from unskew.collector.events import (
     AdaptationStarted,
@@ -108,6 +108,12 @@ def test_of_a_log_whose_beginning_is_pruned_no_probe_of_a_suspect_is_taken_for_a
     assert found.findings.sight.smallest_slowdown is not None
     late = tuple(one for one in log.released if one.committed.iteration >= probed.at_iteration)
     assert culprits(follow_run(msgspec.structs.replace(log, released=late))) == [("dead", DEAD)]
+
+
+def test_a_resumed_run_is_followed_from_where_it_went_on(log: RunLog) -> None:
+    (started,) = [event for event in log.control if isinstance(event, AdaptationStarted)]
+    resumed = msgspec.structs.replace(started, site={**started.site, "first_iteration": 30})
+    assert rehearsal_of(with_control(log, resumed)).state.adaptation.site.first_iteration == 30
 
 
 def test_iterations_that_nobody_judged_are(run: Run, log: RunLog) -> None:

@@ -91,3 +91,22 @@ def test_that_devices_are_seen_is_logged_where_the_whole_job_is_not() -> None:
         assert (limit.smallest_slowdown, limit.of_devices) == (None, None)
     (limit,) = state.judged(noisy(1.4), 2)[1]
     assert limit.of_devices == 1.4
+
+
+def test_only_what_is_seen_in_a_row_is_seen_again() -> None:
+    """Devices and the whole job by turns, or with a log that came too late between, is no lasting sight of both."""
+    first, _ = LimitState().judged(sees(1.15), 0)
+    blind, (lost,) = first.judged(sees(None), 1)
+    assert lost.of_devices is None
+    state = blind
+    devices = [msgspec.structs.replace(sees(1.2)[0], compares=True), sees(1.2, 3.0)[1]]
+    for iteration in range(2, 2 + 3 * LASTS):
+        state, news = state.judged(devices if iteration % 2 else sees(1.15), iteration)
+        assert not news
+    state = blind
+    for iteration in range(2, LASTS + 1):
+        state, news = state.judged(sees(1.15), iteration)
+        assert not news
+    state, _ = state.passed_over(LASTS + 1)
+    assert state.ended()[1] == [], "the last iteration was not judged"
+    assert state.judged(sees(1.15), LASTS + 2)[1] == []
