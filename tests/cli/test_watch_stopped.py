@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,14 @@ for step in range(10_000):
     if step == 80:
         Path(sys.argv[1]).touch()
 """
+
+
+@pytest.fixture(autouse=True)
+def _hangups_count() -> Iterator[None]:
+    """Whatever these tests are started by: what nohup ignores stays ignored in all that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def command_in(tmp_path: Path) -> tuple[Path, list[str]]:
