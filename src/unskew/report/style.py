@@ -30,7 +30,7 @@ section { margin-top: 1.1rem; padding: 1rem 1.1rem 1.1rem; background: var(--car
 .card.over h3 { font-weight: 500; }
 dl { display: flex; flex-wrap: wrap; gap: .4rem 2rem; margin: .5rem 0 0; }
 dt { color: var(--muted); font-size: .82rem; } dd { margin: 0; font-weight: 600; }
-.good { color: var(--good); } .bad { color: var(--bad); } .ask { color: var(--ask); } .quiet { color: var(--muted); }
+.good { color: var(--good); } .bad { color: var(--bad); } .quiet { color: var(--muted); }
 .card, .card h3 { color: var(--text); }
 svg { display: block; width: 100%; height: auto; }
 svg text { font-size: 12px; fill: var(--muted); } svg .label, svg .value { fill: var(--text); }
