@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import unskew
+from unskew.collector.paths import StoreError
 
 QUERY = """
     select run, status, iterations, verdicts.sentence
@@ -20,4 +21,7 @@ def main(store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "data/store")
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "data/store")
+    except StoreError as error:
+        sys.exit(str(error))

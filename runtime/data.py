@@ -32,6 +32,8 @@ Documents = Sequence[int]
 """Of one micro-batch: their numbers in the data."""
 Ids = npt.NDArray[np.int64]
 KEPT_BATCHES = 8
+MOST_EMPTY = 100_000
+"""Documents in a row that have no token: of an endless iterator of such no batch would ever come."""
 
 
 class InOrder:
@@ -197,7 +199,13 @@ def _next_fit(documents: Iterable[Any], options: RunOptions) -> Iterator[list[Id
     which each begins with the last id of the one before."""
     packed: list[Ids] = []
     room = most = options.tokens
+    empty = 0
     for document in (_ids(one, options) for one in documents):
+        empty = empty + 1 if len(document) < 2 else 0
+        if empty == MOST_EMPTY:
+            raise OwnError(
+                f"--data {options.data} gives {empty:,} documents in a row of less than two ids, which have no token"
+            )
         for first in range(0, len(document) - 1, most):
             piece = document[first : first + most + 1]
             if len(piece) - 1 > room:

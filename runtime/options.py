@@ -1,19 +1,21 @@
-"""The options of a run: what `unskew run` was asked for, checked before anything starts."""
+"""The options of a run: what `unskew run` was asked for (what it allows: control/allowed.py)."""
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
-from unskew.analytics.core.device_profiles import ProfileError, profile, profiles_of
-from unskew.analytics.core.plan import Plan, PlanError
+from unskew.analytics.core.device_profiles import profile, profiles_of
+from unskew.analytics.core.plan import Plan
 from unskew.analytics.shards.together import LayerSums
 from unskew.collector.events import DetectorMethod, Fault, Mode
 from unskew.runtime.size import ModelSize
+
+if TYPE_CHECKING:
+    from unskew.analytics.planners.degrees import Degrees
 
 AskedDevice = Literal["auto", "real", "gpu", "sleep", "virtual"]
 DType = Literal["float32", "float64", "bfloat16"]
@@ -72,6 +74,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     tp: Annotated[int, Parameter(help="Tensor-parallel shards of a stage.", panel=LAYOUT, least=1, most=1_024)] = 1
     pp: Annotated[int, Parameter(help="Pipeline stages.", panel=LAYOUT, least=1, most=1_024)] = 4
     dp: Annotated[int, Parameter(help="Replicas.", panel=LAYOUT, least=1, most=1_024)] = 2
+    degrees: Annotated[
+        str | None,
+        Parameter(
+            help="Tensor-parallel shards of each stage where these differ, replicas apart by a slash: 3,2/2,2,1. In place of "
+            "--tp, --pp and --dp.",
+            panel=LAYOUT,
+            metavar="LIST",
+            default="all stages have --tp",
+        ),
+    ] = None
     schedule: Annotated[
         str, Parameter(help="Order of the chunks: gpipe, 1f1b, interleaved, zb-h1, zb-v or searched.", panel=LAYOUT)
     ] = "1f1b"
@@ -245,7 +257,25 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.pp * self.dp
+        return sum(map(sum, self.stages))
+
+    @property
+    def stages(self) -> Degrees:
+        """[replica][stage]: how many ranks execute it as one. Raises `OptionsError`."""
+        return degrees_of(self.degrees) if self.degrees is not None else ((self.tp,) * self.pp,) * self.dp
+
+    def with_degrees(self) -> RunOptions:
+        """With the most shards and stages, and the replicas, that `degrees` says. Raises `OptionsError`."""
+        if self.degrees is None:
+            return self
+        of = self.stages
+        return msgspec.structs.replace(self, tp=max(map(max, of)), pp=max(map(len, of)), dp=len(of))
+
+    def smallest(self, replicas: int) -> RunOptions:
+        """With so many of its replicas, those of the fewest ranks."""
+        kept = sorted(self.stages, key=sum)[:replicas]
+        written = "/".join(",".join(map(str, stages)) for stages in kept)
+        return msgspec.structs.replace(self, dp=replicas, degrees=None if self.degrees is None else written)
 
     def with_costs(self) -> RunOptions:
         """With the layers of the model that `costs_of` names. Raises `OptionsError`."""
@@ -298,6 +328,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         from unskew.analytics.core.layout import uniform_plan  # noqa: PLC0415 - numpy, which most commands start without
 
         weights = self.layer_weights or self.size.layer_weights
+        if self.degrees is not None:
+            from unskew.analytics.planners.degrees import plan_of_degrees  # noqa: PLC0415 - numpy again
+
+            return plan_of_degrees(
+                self.stages,
+                n_layers=self.n_layers,
+                micro_batches=self.micro_batches,
+                schedule=self.schedule,
+                layer_weights=weights,
+            )
         if self.schedule == "searched" and self.tp == 1 and min(self.pp, self.dp) > 0:
             from unskew.analytics.planners.adaptis.searched import searched_plan  # noqa: PLC0415  (0.3 s)
 
@@ -324,72 +364,22 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def degrees_of(text: str) -> Degrees:
+    """What `--degrees` says. Raises `OptionsError`.
+
+    >>> degrees_of("3,2/2,2,1")
+    ((3, 2), (2, 2, 1))
+    """
+    replicas = [stages.split(",") for stages in text.split("/")]
+    for one in (one for stages in replicas for one in stages):
+        if not re.fullmatch(r" *[1-9][0-9]{0,3} *", one, re.ASCII):
+            raise OptionsError(
+                f"--degrees {text}: {one or 'nothing'} is no number of shards, allowed: such as 3,2 or 3,2/2,2,1"
+            )
+    return tuple(tuple(map(int, stages)) for stages in replicas)
+
+
 def asked_for(options: type[msgspec.Struct]) -> dict[str, tuple[Any, Parameter]]:
     """The fields that a person is asked for: name -> its type, and how."""
     annotated = {field.name: field.type for field in msgspec.structs.fields(options) if get_origin(field.type) is Annotated}
     return {name: (get_args(of)[0], get_args(of)[1]) for name, of in annotated.items()}
-
-
-def check(options: RunOptions) -> None:
-    """Raise `OptionsError` when the run cannot be as asked."""
-    for name, (kind, parameter) in asked_for(RunOptions).items():
-        value = getattr(options, name)
-        if parameter.least is not None and value < parameter.least:
-            raise OptionsError(f"{_flag(name)} {value} is too small, allowed: {parameter.least} or more")
-        if parameter.most is not None and value > parameter.most:
-            raise OptionsError(f"{_flag(name)} {value} is too large, allowed: {parameter.most} or less")
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
-    if options.ranks > MOST_RANKS:
-        raise OptionsError(f"--tp x --pp x --dp are {options.ranks:,} ranks, allowed on one node: {MOST_RANKS:,}")
-    if options.device in ("real", "gpu") and options.prices_links:
-        raise OptionsError("--link-us, --link-mbps and --sends emulate links, allowed: with --device sleep, virtual or auto")
-    if options.dim % (2 * options.heads):
-        raise OptionsError(
-            f"--dim {options.dim} does not give --heads {options.heads} an even width, allowed: a multiple of 2 x heads"
-        )
-    if options.verify and options.dtype == "bfloat16":
-        raise OptionsError("--dtype bfloat16 rounds too much for --verify to compare losses, allowed: float32, float64")
-    if options.ends == "apart" and options.model is not None:
-        raise OptionsError("--ends apart is not for --model, whose layers are those that it gives")
-    _check_tensor_parallel(options)
-    _check_policy(options)
-    if options.recovery == "ft-hsdp" and options.schedule == "searched":
-        raise OptionsError("--recovery ft-hsdp leaves out whole replicas, which --schedule searched has no order for")
-    if options.corpus is not None:
-        from unskew.runtime.corpus import check_folder  # noqa: PLC0415 - numpy again
-
-        check_folder(Path(options.corpus))
-    try:
-        profiles_of(options.profile, options.ranks)
-        options.first_plan()
-    except (PlanError, ProfileError) as error:
-        raise OptionsError(_with_flags(str(error))) from None
-
-
-def _check_policy(options: RunOptions) -> None:
-    from unskew.analytics.policies.executable import refusal  # noqa: PLC0415 - numpy again
-
-    if wrong := refusal(options.policy, schedule=options.schedule, by_replica=options.recovery == "ft-hsdp"):
-        raise OptionsError(_with_flags(wrong))
-
-
-def _check_tensor_parallel(options: RunOptions) -> None:
-    if options.model is None and options.tp > options.heads:
-        raise OptionsError(
-            f"--tp {options.tp} leaves a shard without a head, allowed with --heads {options.heads}: {options.heads} or less"
-        )
-    if options.tp > 1 and options.schedule == "searched":
-        raise OptionsError(f"--tp {options.tp} is not for --schedule searched, whose orders are found for single ranks")
-    if options.tp > 1 and options.recovery == "ft-hsdp":
-        raise OptionsError(f"--tp {options.tp} is not for --recovery ft-hsdp, whose replicas are pipelines of single ranks")
-
-
-def _with_flags(sentence: str) -> str:
-    """``layers=3`` as the command line has it: ``--layers 3``."""
-    asked = asked_for(RunOptions)
-    return re.sub(r"\b(\w+)=(\S+)", lambda one: f"{_flag(one[1])} {one[2]}" if one[1] in asked else one[0], sentence)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -376,6 +376,13 @@ def uniform_plan(
     for an impossible layout."""
     if min(tp, pp, dp) < 1:
         raise PlanError(f"tp, pp and dp must each be at least 1, not {tp}, {pp}, {dp}")
+    check_enough(pp, dp, n_layers, micro_batches, schedule)
+    layout = uniform_layout(tp=tp, pp=pp, replicas=range(dp), n_layers=n_layers, micro_batches=micro_batches, schedule=schedule)
+    return msgspec.structs.replace(to_plan(weighted(layout, layer_weights), n_layers), layer_weights=layer_weights)
+
+
+def check_enough(pp: int, dp: int, n_layers: int, micro_batches: int, schedule: str) -> None:
+    """Raises `PlanError` where these stages and replicas would have no layer or no micro-batch each."""
     if schedule not in PASSES:
         raise PlanError(f"schedule={schedule} is not known, allowed: {', '.join(SCHEDULES)}")
     stages = pp * PASSES[schedule]
@@ -384,5 +391,3 @@ def uniform_plan(
         raise PlanError(f"layers={n_layers} cannot fill pp={pp} stages{passes}: at least {stages} layers are needed")
     if micro_batches < dp:
         raise PlanError(f"micro_batches={micro_batches} cannot feed dp={dp} replicas: at least one per replica is needed")
-    layout = uniform_layout(tp=tp, pp=pp, replicas=range(dp), n_layers=n_layers, micro_batches=micro_batches, schedule=schedule)
-    return msgspec.structs.replace(to_plan(weighted(layout, layer_weights), n_layers), layer_weights=layer_weights)

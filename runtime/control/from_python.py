@@ -11,8 +11,9 @@ from unskew.analytics.cluster.random_faults import parse_all
 from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store
 from unskew.runtime.control import launch
+from unskew.runtime.control.allowed import check
 from unskew.runtime.control.summary import Summary
-from unskew.runtime.options import OptionsError, RunOptions, asked_for, check
+from unskew.runtime.options import OptionsError, RunOptions, asked_for
 from unskew.runtime.own import spec_of
 
 

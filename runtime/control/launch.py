@@ -31,6 +31,7 @@ from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox, hold_controller_lock
 from unskew.collector.write.control_stream import ControlStream
 from unskew.collector.write.spool import SpoolWriter
+from unskew.runtime.control.allowed import check
 from unskew.runtime.control.controller import Controller
 from unskew.runtime.control.ending import ending
 from unskew.runtime.control.interrupts import Interrupts
@@ -43,7 +44,7 @@ from unskew.runtime.control.timeouts import ladder
 from unskew.runtime.corpus import CorpusError
 from unskew.runtime.model.layer_sizes import element_bytes, memory_of, parameters_of, sync_of
 from unskew.runtime.node.checkpoints import CheckpointKeeper
-from unskew.runtime.options import OptionsError, RunOptions, check
+from unskew.runtime.options import OptionsError, RunOptions
 from unskew.runtime.own import OwnError
 from unskew.runtime.placement import Placement, cores, place
 from unskew.runtime.protocol import Prepare, RankSpec, Ready, Stop, writer_of
@@ -92,9 +93,9 @@ def run(
 
 
 def prepared(options: RunOptions) -> RunOptions:
-    """The options with what is measured of a model and data of somebody's own, the layers whose costs are asked for, and the
-    recovery that the policy is. Raises `OptionsError`."""
-    options = options.with_costs()
+    """The options with what is measured of a model and data of somebody's own, the layers whose costs are asked for, the layout
+    that degrees say, and the recovery that the policy is. Raises `OptionsError`."""
+    options = options.with_costs().with_degrees()
     if FT_HSDP in (options.policy, options.recovery) and options.policy in ("unskew", FT_HSDP):
         options = msgspec.structs.replace(options, policy=FT_HSDP, recovery=FT_HSDP)
     if options.model is None and options.data is None:

@@ -43,7 +43,8 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
             flag = f"--{name.replace('_', '-')}"
             kept = getattr(held, name)
             raise OptionsError(f"{flag} {asked[name]} is not what {run} was started with: a resumed run keeps {kept}")
-    news = {name: asked[name] for name in changed}
+    news = {"degrees": None} if {"tp", "pp", "dp"} & {*changed} else {}
+    news |= {name: asked[name] for name in changed}
     options = msgspec.structs.replace(held, **news, faults=(), verify=False, store=str(store.root), resume=point)
     if point.positions and (options.recovery, options.dp) != ("ft-hsdp", held.dp):
         raise OptionsError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -40,11 +41,10 @@ class NoPlanLeft(RunError):  # noqa: N818 - an event of the run, not a defect
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A run that waits for ranks; `needed` is one pipeline's, `most` those it began with."""
+    """A run that waits for ranks; `sizes`: how many each of the replicas needs that it began with, the smallest first."""
 
     state: ControllerState
-    needed: int
-    most: int
+    sizes: tuple[int, ...]
 
     @property
     def ranks(self) -> int:
@@ -54,7 +54,7 @@ class Waiting(msgspec.Struct, frozen=True):
     @property
     def replicas(self) -> int:
         """For how many there are ranks; 0 = it waits."""
-        return min(self.ranks, self.most) // self.needed
+        return sum(ranks <= self.ranks for ranks in accumulate(self.sizes))
 
     def asked(self, commands: Sequence[Command], respawns: int) -> tuple[Waiting, list[Control]]:
         """With what people ask for, and what mode auto starts; and what to log of it."""
@@ -90,12 +90,12 @@ def wait_for_ranks(
     `meanwhile` is called some times a second: who waits shows what is logged, and hears Ctrl-C.
     """
     whole = checkpoints(store, run)
-    waiting, inbox = Waiting(stuck.state, options.tp * options.pp, options.ranks), Inbox(store, run)
+    waiting, inbox = Waiting(stuck.state, tuple(sorted(map(sum, options.stages)))), Inbox(store, run)
     at = whole[-1].index.iterations if whole else options.first_iteration
     begins = f"goes on from the checkpoint after {at} iterations" if at else "begins anew, for it has no checkpoint yet"
     control_log.add(
         Note(
-            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {waiting.needed}; then it {begins}",
+            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {waiting.sizes[0]}; then it {begins}",
             by="controller",
         )
     )
@@ -104,11 +104,12 @@ def wait_for_ranks(
         waiting, made = waiting.asked(commands, options.respawns)
         if made or refused:
             control_log.add(*refused, *made)
-        if waiting.replicas and not at:
-            return msgspec.structs.replace(options, dp=waiting.replicas, faults=())
         if waiting.replicas:
+            there = options.smallest(waiting.replicas)
+            if not at:
+                return msgspec.structs.replace(there, faults=())
             with open_store(store) as reader:
-                return resumed(store, reader, run, {"dp": waiting.replicas}, ("dp",))
+                return resumed(store, reader, run, {"dp": there.dp, "degrees": there.degrees}, ("dp", "degrees"))
         meanwhile()
         _hear(membership)
 

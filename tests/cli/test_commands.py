@@ -36,7 +36,7 @@ OPTIONS_OF_RUN = {
     "--schedule", "--device", "--profile", "--corpus", "--store", "--mode", "--fault", "--no-faults", "--dtype", "--dashboard",
     "--no-dashboard", "--json", "--verify", "--shared",
     "--checkpoint-every", "--controller-wait", "--costs-of", "--recovery", "--resume", "--respawns", "--when-stuck",
-    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib", "--detector",
+    "--model", "--data", "--link-us", "--link-mbps", "--sends", "--policy", "--rank-mib", "--detector", "--degrees",
 }  # fmt: skip
 HELP = """
 import sys, unskew.cli
@@ -153,6 +153,13 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", *["--fault", "slow:rank=0,factor=1.8,at=1"] * 20], "rank 0 is slowed 1.27e+05 times by all its faults"),
         (["run", *["--fault", "slow:rank=0,factor=1.001,at=1"] * 3_000], "3,000 faults are given, allowed: 200"),
         (["run", "--layers", "3"], "--layers 3 cannot fill --pp 4"),
+        (["run", "--degrees", "2,,1"], "--degrees 2,,1: nothing is no number of shards, allowed: such as 3,2 or 3,2/2,2,1"),
+        (["run", "--degrees", "2,0"], "--degrees 2,0: 0 is no number of shards"),
+        (["run", "--degrees", "3,2"], "--degrees 3,2 leaves a shard without a head, allowed with --heads 2: 2 or less"),
+        (["run", "--degrees", "2/1", "--policy", "resihp"], "--degrees 2/1 is not for --policy resihp, which plans for stages"),
+        (["run", "--degrees", "1/1,1", "--schedule", "searched"], "--degrees 1/1,1 is not for --schedule searched"),
+        (["run", "--degrees", "1,1,1", "--layers", "2"], "--layers 2 cannot fill --pp 3"),
+        (["run", "--degrees", "2,1/1", "--fault", "kill:rank=4,at=9"], "rank=4"),
         (
             ["run", "--layers", "32", "--rank-mib", "1", "--no-dashboard"],
             "--rank-mib 1: plan 0 does not fit: rank 0 would need",

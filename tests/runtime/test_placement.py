@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from unskew.analytics.detector.options import SHARED_MACHINE, options_for
+from unskew.runtime.control.allowed import check
 from unskew.runtime.node.gpus import NodeGpus, node_gpus
-from unskew.runtime.options import OptionsError, RunOptions, check
+from unskew.runtime.options import OptionsError, RunOptions
 from unskew.runtime.placement import computes_bfloat16, place
 
 H100 = ("H100", 80 * 2**30)

@@ -15,7 +15,8 @@ from unskew.analytics.lab.simulator.simulation import SimulationOptions, simulat
 from unskew.analytics.loop.by_policy.view import job_of
 from unskew.analytics.policies.registry import POLICIES
 from unskew.collector.events import PlanApplied, RunStarted
-from unskew.runtime.options import OptionsError, RunOptions, check
+from unskew.runtime.control.allowed import check
+from unskew.runtime.options import OptionsError, RunOptions
 
 pytestmark = [pytest.mark.limit(90), pytest.mark.slow]
 

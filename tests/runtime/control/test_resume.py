@@ -93,8 +93,11 @@ def test_a_new_controller_takes_over_the_living_ranks_of_groups(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.limit(120)
-def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: Path, undisturbed: list[float]) -> None:
-    """Groups of two wrote it, single ranks read it."""
+@pytest.mark.parametrize("layout", ["--tp 1 --pp 2 --dp 1", "--degrees 2,1"])
+def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(
+    layout: str, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """Groups of two wrote it, single ranks read it, or a group and a single rank."""
     store = Store.locate(tmp_path)
     process = unskew(tmp_path, *TRAIN)
     run = with_a_checkpoint(store)
@@ -105,8 +108,7 @@ def test_everything_dies_and_the_run_goes_on_from_disk_on_fewer_ranks(tmp_path: 
     at = checkpoints(store, run)[-1].index.iterations
 
     answer = tmp_path / "answer.json"
-    layout = ("--tp", "1", "--pp", "2", "--dp", "1")
-    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", *layout, "--json", str(answer))
+    went_on = unskew(tmp_path, "run", "--resume", run, "--no-dashboard", *layout.split(), "--json", str(answer))
     assert went_on.wait(90) == 0
     summary = msgspec.json.decode(answer.read_bytes())
     assert (summary["resumed_from"], summary["resumed_at"]) == (run, at)
@@ -259,7 +261,7 @@ def test_a_checkpoint_is_whole_with_its_last_part_and_gives_up_older_ones() -> N
 
 @pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    run = train(tmp_path, iterations=2, checkpoint_every=0)
+    run = train(tmp_path, iterations=2, checkpoint_every=0, degrees="1,1/1,1")
     (started,) = run.of(RunStarted)
     assert (started.first_iteration, started.resumed_from) == (0, None)
     with open_store(run.store) as reader:
@@ -276,3 +278,10 @@ def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None
             resumed(run.store, reader, run.id, {"seed": 5}, ("seed",))
         options = resumed(run.store, reader, run.id, {"iterations": 9, "dp": 1, "seed": 4}, ("iterations", "dp"))
     assert (options.iterations, options.dp, options.seed, options.first_iteration) == (9, 1, 0, 2)
+    assert options.stages == ((1, 1),), "what is asked for now is no longer stage by stage"
+
+
+def test_few_ranks_make_up_the_replicas_that_take_least() -> None:
+    options = RunOptions(degrees="3,2/1,1/2,1").with_degrees()
+    assert [options.smallest(replicas).stages for replicas in (1, 2)] == [((1, 1),), ((1, 1), (2, 1))]
+    assert RunOptions(tp=2, pp=3, dp=4).smallest(2).stages == ((2, 2, 2),) * 2

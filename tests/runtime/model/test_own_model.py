@@ -217,6 +217,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
         (None, f"{ODD}:fractions", "gives list as a document: numbers of type float64 in 1 dimensions, allowed: ids"),
         (None, f"{ODD}:below_zero", "has the id -1, allowed: bytes without --model, 0 to 255"),
         (None, f"{ODD}:large", "has the id 256, allowed: bytes without --model, 0 to 255"),
+        (None, f"{ODD}:one_id_each", "gives 100,000 documents in a row of less than two ids, which have no token"),
         (None, f"{ODD}:breaks", "breaks failed: OSError: the disk is gone"),
     ],
 )  # fmt: skip

@@ -13,8 +13,9 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from unskew.collector.events import IterationJudged
 from unskew.collector.files.checkpoints import checkpoints
+from unskew.runtime.control.allowed import check
 from unskew.runtime.model.model import product, weight_gradients
-from unskew.runtime.options import OptionsError, RunOptions, check
+from unskew.runtime.options import OptionsError, RunOptions
 
 ROUNDED = msgspec.structs.replace(SMALL, dtype="bfloat16", dim=32, heads=4, iterations=16, mode="observe")
 

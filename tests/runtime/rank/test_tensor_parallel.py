@@ -54,6 +54,18 @@ def test_a_dead_shard_and_a_slow_one_change_no_digit(tmp_path: Path) -> None:
     assert [one["most"] > 0 for one in waits] == [False, False, True, False]
 
 
+@pytest.mark.slow
+def test_a_run_may_begin_with_groups_of_any_sizes(tmp_path: Path) -> None:
+    """Stages of three and one rank beside a replica of one stage; then the middle one of the three dies."""
+    options = msgspec.structs.replace(TP, degrees="3,1/2", layers=4, micro_batches=6, iterations=10).with_degrees()
+    assert (options.ranks, options.tp, options.pp, options.dp) == (6, 3, 2, 2)
+    run = train(tmp_path, "kill:rank=1,at=6", base=options)
+    assert_exact(run, undisturbed_losses(msgspec.structs.replace(options, degrees=None)), {0, 2, 3, 4, 5})
+    first = Plan.from_data(run.of(PlanApplied)[0].plan)
+    assert {hop.ranks: hop.n_layers for route in first.routes for hop in route.hops} == {(0, 1, 2): 3, (3,): 1, (4, 5): 4}
+    assert [sum(route.replica == replica for route in first.routes) for replica in range(2)] == [4, 2]
+
+
 def cut(plan: Plan, replicas: Sequence[Sequence[tuple[Sequence[int], Sequence[int]]]]) -> Plan:
     """`plan` with these stages per replica: (ranks, weights of their parts); layers and micro-batches as evenly as ever."""
     roles, hops_of = [], []

@@ -24,8 +24,9 @@ from unskew.collector.events import (
 )
 from unskew.collector.read.reader import open_store
 from unskew.edge.recorded_run import recorded_run
+from unskew.runtime.control.allowed import check
 from unskew.runtime.control.resume import resumed
-from unskew.runtime.options import OptionsError, check
+from unskew.runtime.options import OptionsError
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.slow]
 TWO = msgspec.structs.replace(SMALL, recovery="ft-hsdp", iterations=60, respawns=3)

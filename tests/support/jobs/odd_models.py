@@ -116,6 +116,11 @@ def large() -> Iterator[list[int]]:
     return iter([[1, 256]] * 1000)
 
 
+def one_id_each() -> Iterator[list[int]]:
+    while True:
+        yield [1]
+
+
 def breaks() -> Iterator[list[int]]:
     yield [1, 2]
     raise OSError("the disk is gone")

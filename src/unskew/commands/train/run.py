@@ -27,7 +27,8 @@ from unskew.commands.common import (
     write_json,
 )
 from unskew.commands.parameters import asks_for
-from unskew.runtime.options import CHECKPOINTS, FAULTS, OptionsError, RunOptions, check
+from unskew.runtime.control.allowed import check
+from unskew.runtime.options import CHECKPOINTS, FAULTS, OptionsError, RunOptions
 
 if TYPE_CHECKING:
     from unskew.collector.files.tail import Entry
@@ -84,7 +85,7 @@ def run(
             from unskew.runtime.control.launch import prepared
 
             options = prepared(options)
-        options = options.with_costs()
+        options = options.with_costs().with_degrees()
         check(options)
         if options.rank_mib:
             from unskew.runtime.control.launch import check_room
