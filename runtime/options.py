@@ -77,7 +77,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     degrees: Annotated[
         str | None,
         Parameter(
-            help="Tensor-parallel shards of each stage where these differ, replicas apart by a slash: 3,2/2,2,1. In place of "
+            help="Tensor-parallel shards of each stage where these differ, replicas apart by a slash: 2,1/1,1. In place of "
             "--tp, --pp and --dp.",
             panel=LAYOUT,
             metavar="LIST",
@@ -271,11 +271,22 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         of = self.stages
         return msgspec.structs.replace(self, tp=max(map(max, of)), pp=max(map(len, of)), dp=len(of))
 
-    def smallest(self, replicas: int) -> RunOptions:
-        """With so many of its replicas, those of the fewest ranks."""
-        kept = sorted(self.stages, key=sum)[:replicas]
+    def within(self, ranks: int) -> RunOptions | None:
+        """With those of its replicas that so many ranks make up, the largest first; None where they make up none."""
+        kept = []
+        for stages in sorted(self.stages, key=sum, reverse=True):
+            if sum(stages) <= ranks:
+                kept.append(stages)
+                ranks -= sum(stages)
+        if not kept or self.degrees is None:
+            return msgspec.structs.replace(self, dp=len(kept)) if kept else None
         written = "/".join(",".join(map(str, stages)) for stages in kept)
-        return msgspec.structs.replace(self, dp=replicas, degrees=None if self.degrees is None else written)
+        return msgspec.structs.replace(self, degrees=written).with_degrees()
+
+    @property
+    def asked_degree(self) -> str:
+        """How somebody asked for the largest group."""
+        return f"--tp {self.tp}" if self.degrees is None else f"--degrees {self.degrees}"
 
     def with_costs(self) -> RunOptions:
         """With the layers of the model that `costs_of` names. Raises `OptionsError`."""
@@ -333,6 +344,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
             return plan_of_degrees(
                 self.stages,
+                units=self.heads if self.model is None else max(self.units, 1),
                 n_layers=self.n_layers,
                 micro_batches=self.micro_batches,
                 schedule=self.schedule,
@@ -373,9 +385,7 @@ def degrees_of(text: str) -> Degrees:
     replicas = [stages.split(",") for stages in text.split("/")]
     for one in (one for stages in replicas for one in stages):
         if not re.fullmatch(r" *[1-9][0-9]{0,3} *", one, re.ASCII):
-            raise OptionsError(
-                f"--degrees {text}: {one or 'nothing'} is no number of shards, allowed: such as 3,2 or 3,2/2,2,1"
-            )
+            raise OptionsError(f"--degrees {text}: {one or 'nothing'} is no number of shards, allowed: such as 2,1 or 2,1/1,1")
     return tuple(tuple(map(int, stages)) for stages in replicas)
 
 

@@ -14,7 +14,7 @@ rank executes nothing, so the log has nothing about it. It multiplies its matrix
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import log
 from statistics import median
 
@@ -48,16 +48,29 @@ def suspected_ranks(state: DetectorState, options: DetectorOptions, over: int = 
     return {rank: level for rank, level in middle.items() if level >= options.least_level() and rank not in known_slow}
 
 
-def uncontradicted(state: DetectorState, ranks: Collection[int], plan: Plan, options: DetectorOptions) -> frozenset[int]:
+def uncontradicted(
+    state: DetectorState,
+    ranks: Collection[int],
+    plan: Plan,
+    options: DetectorOptions,
+    class_of: Mapping[int, str],
+) -> frozenset[int]:
     """Of ranks that were slow by their products when the run began those who execute under the plan in force, are not flagged,
-    and whose role nobody else plays: of the others chunks tell. Another product decides, also where no probe may alone (not
+    and whose role nobody else plays on a device of its class (`class_of`), in a group of its size: of the others chunks tell,
+    and what such a group takes is learned from its own. Another product decides, also where no probe may alone (not
     `options.probes`): two then agree, as each took at least what is named (`references`, `confirm`). Only our Detector asks."""
     if options.method != "unskew":
         return frozenset()
     peers = {} if state.company is None else state.company.data_parallel_peers
     others = plan.executors.difference(ranks)
     mine = plan.executors.intersection(ranks).difference(state.open)
-    return frozenset(rank for rank in mine if others.isdisjoint(peers.get(rank, ())))
+
+    def priced_as(rank: int) -> tuple[str | None, int]:
+        return class_of.get(rank), len(plan.team_of.get(rank, (rank,)))
+
+    return frozenset(
+        rank for rank in mine if not any(peer in others and priced_as(peer) == priced_as(rank) for peer in peers.get(rank, ()))
+    )
 
 
 def slow_or_expensive(ranks: Collection[int], plan: Plan, first: int) -> Sight:

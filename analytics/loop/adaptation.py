@@ -237,7 +237,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     def suspects(self, plan: Plan) -> frozenset[int]:
         """Ranks whose product was slow when the run began, where nothing else tells a slow device from a dear role."""
         first = self.measurements.suspected_first
-        return products.uncontradicted(self.monitor.detector, first, plan, self.site.detector)
+        class_of = {rank: name for name, ranks in self.site.classes.items() for rank in ranks}
+        return products.uncontradicted(self.monitor.detector, first, plan, self.site.detector, class_of)
 
     def sights(self, plan: Plan) -> tuple[Sight, ...]:
         """What would have been named up to now: of devices, at last of the whole job."""

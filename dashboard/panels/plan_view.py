@@ -14,6 +14,7 @@ import streamlit as st
 
 from unskew.analytics.core.plan import Plan, Role
 from unskew.analytics.core.run_state import RunState
+from unskew.analytics.shards.parts import size_of
 from unskew.dashboard.data import Snapshot
 from unskew.dashboard.theme import card, empty, escape, title
 from unskew.dashboard.wording import count
@@ -118,7 +119,7 @@ def _block(place: PlanBlock, n_layers: int) -> str:
     was = f'<span class="u-sub u-was">{escape(place.was)}</span>' if place.was else ""
     full = f"rank {role.rank}: layers {layers}, {work}{', ' + state if state else ''}{', ' + place.was if place.was else ''}"
     return (
-        f'<div class="u-block {look}" style="flex: {n_layers} 1 0" title="{escape(full)}">'
+        f'<div class="u-block {look}" style="flex: {n_layers * size_of(role.part):g} 1 0" title="{escape(full)}">'
         f"<b>rank {role.rank}{' · ' + state if state else ''}</b>"
         f'<span class="u-sub">{count(n_layers, "layer")} · {escape(work)}</span>{was}</div>'
     )

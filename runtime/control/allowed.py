@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -10,19 +11,15 @@ from unskew.analytics.core.device_profiles import ProfileError, profiles_of
 from unskew.analytics.core.plan import PlanError
 from unskew.runtime.options import MOST_RANKS, OptionsError, RunOptions, asked_for
 
+LAYOUT_OF_DEGREES = ("tp", "pp", "dp")
+"""The options that `degrees` stands for."""
+
 
 def check(options: RunOptions) -> None:
     """Raise `OptionsError` when the run cannot be as asked."""
-    for name, (kind, parameter) in asked_for(RunOptions).items():
-        value = getattr(options, name)
-        if parameter.least is not None and value < parameter.least:
-            raise OptionsError(f"{_flag(name)} {value} is too small, allowed: {parameter.least} or more")
-        if parameter.most is not None and value > parameter.most:
-            raise OptionsError(f"{_flag(name)} {value} is too large, allowed: {parameter.most} or less")
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
+    _check_bounds(options)
     if options.ranks > MOST_RANKS:
-        flags = "--tp x --pp x --dp" if options.degrees is None else "--degrees"
+        flags = "--tp x --pp x --dp" if options.degrees is None else options.asked_degree
         raise OptionsError(f"{flags} are {options.ranks:,} ranks, allowed on one node: {MOST_RANKS:,}")
     if options.device in ("real", "gpu") and options.prices_links:
         raise OptionsError("--link-us, --link-mbps and --sends emulate links, allowed: with --device sleep, virtual or auto")
@@ -46,7 +43,29 @@ def check(options: RunOptions) -> None:
         profiles_of(options.profile, options.ranks)
         options.first_plan()
     except (PlanError, ProfileError) as error:
-        raise OptionsError(_with_flags(str(error))) from None
+        sentence = str(error)
+        if options.degrees is not None:
+            sentence = f"{options.asked_degree}: " + re.sub(r"\b(pp|dp)=", "the ", sentence)
+        raise OptionsError(_with_flags(sentence)) from None
+
+
+def _check_bounds(options: RunOptions) -> None:
+    for name, (kind, parameter) in asked_for(RunOptions).items():
+        value = getattr(options, name)
+        if options.degrees is not None and name in LAYOUT_OF_DEGREES:
+            continue
+        if parameter.least is not None and value < parameter.least:
+            raise OptionsError(f"{_flag(name)} {value} is too small, allowed: {parameter.least} or more")
+        if parameter.most is not None and value > parameter.most:
+            raise OptionsError(f"{_flag(name)} {value} is too large, allowed: {parameter.most} or less")
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise OptionsError(f"{_flag(name)} {value} is not known, allowed: {', '.join(get_args(kind))}")
+
+
+def check_together(asked: Collection[str]) -> None:
+    """Raise `OptionsError` for options, asked for by these names, of which one says what the other does."""
+    if "degrees" in asked and (others := [name for name in LAYOUT_OF_DEGREES if name in asked]):
+        raise OptionsError(f"{_flag(others[0])} and --degrees contradict each other: give one of them")
 
 
 def _check_policy(options: RunOptions) -> None:
@@ -57,7 +76,7 @@ def _check_policy(options: RunOptions) -> None:
 
 
 def _check_tensor_parallel(options: RunOptions) -> None:
-    asked = f"--tp {options.tp}" if options.degrees is None else f"--degrees {options.degrees}"
+    asked = options.asked_degree
     if options.model is None and options.tp > options.heads:
         raise OptionsError(
             f"{asked} leaves a shard without a head, allowed with --heads {options.heads}: {options.heads} or less"

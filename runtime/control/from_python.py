@@ -11,7 +11,7 @@ from unskew.analytics.cluster.random_faults import parse_all
 from unskew.collector.decoding import complaint
 from unskew.collector.paths import Store
 from unskew.runtime.control import launch
-from unskew.runtime.control.allowed import check
+from unskew.runtime.control.allowed import check, check_together
 from unskew.runtime.control.summary import Summary
 from unskew.runtime.options import OptionsError, RunOptions, asked_for
 from unskew.runtime.own import spec_of
@@ -27,6 +27,7 @@ def train(
     allowed = [*asked_for(RunOptions), "store"]
     if unknown := sorted(options.keys() - {*allowed}):
         raise OptionsError(f"{unknown[0]} is not an option, allowed: {', '.join(allowed)}")
+    check_together(options.keys())
     named = {name: spec_of(one) for name, one in (("model", model), ("data", data)) if one is not None}
     try:
         given = {**options, "store": str(Store.locate(options.get("store")).root)}

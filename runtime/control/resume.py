@@ -13,6 +13,7 @@ from unskew.collector.files.checkpoints import checkpoints
 from unskew.collector.files.tail import decode_event
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader
+from unskew.runtime.control.allowed import LAYOUT_OF_DEGREES
 from unskew.runtime.options import OptionsError, ResumePoint, RunOptions
 
 KEPT = ("layers", "dim", "heads", "ends", "tokens", "micro_batches", "seed", "dtype", "corpus", "model", "data")
@@ -43,8 +44,11 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
             flag = f"--{name.replace('_', '-')}"
             kept = getattr(held, name)
             raise OptionsError(f"{flag} {asked[name]} is not what {run} was started with: a resumed run keeps {kept}")
-    news = {"degrees": None} if {"tp", "pp", "dp"} & {*changed} else {}
-    news |= {name: asked[name] for name in changed}
+    news = {name: asked[name] for name in changed}
+    if held.degrees is not None and "degrees" not in news and not news.keys().isdisjoint(LAYOUT_OF_DEGREES):
+        if not news.keys() >= {*LAYOUT_OF_DEGREES}:
+            raise OptionsError(f"run {run} began with --degrees {held.degrees}, allowed: --degrees, or --tp, --pp and --dp")
+        news["degrees"] = None
     options = msgspec.structs.replace(held, **news, faults=(), verify=False, store=str(store.root), resume=point)
     if point.positions and (options.recovery, options.dp) != ("ft-hsdp", held.dp):
         raise OptionsError(

@@ -2,14 +2,13 @@
 anew where there was none yet.
 
 A rank counts when it lives, when mode auto would start it again, or when somebody asks for it (`unskew rank add`). With enough
-of them for a pipeline a new run begins, of as many replicas as there are ranks for.
+of them for a pipeline a new run begins, of the replicas that there are ranks for, the largest first.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 
 import msgspec
 
@@ -21,6 +20,7 @@ from unskew.collector.paths import Store
 from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import Inbox
 from unskew.collector.write.control_stream import ControlStream
+from unskew.runtime.control.allowed import LAYOUT_OF_DEGREES
 from unskew.runtime.control.membership import AgentLost, Membership
 from unskew.runtime.control.resume import resumed
 from unskew.runtime.options import RunOptions
@@ -41,10 +41,10 @@ class NoPlanLeft(RunError):  # noqa: N818 - an event of the run, not a defect
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A run that waits for ranks; `sizes`: how many each of the replicas needs that it began with, the smallest first."""
+    """A run of these options that waits for ranks."""
 
     state: ControllerState
-    sizes: tuple[int, ...]
+    options: RunOptions
 
     @property
     def ranks(self) -> int:
@@ -52,9 +52,9 @@ class Waiting(msgspec.Struct, frozen=True):
         return len(self.state.alive) + len(self.state.rejoining.coming)
 
     @property
-    def replicas(self) -> int:
-        """For how many there are ranks; 0 = it waits."""
-        return sum(ranks <= self.ranks for ranks in accumulate(self.sizes))
+    def goes_on(self) -> RunOptions | None:
+        """With the replicas for which there are ranks; None = it waits."""
+        return self.options.within(self.ranks)
 
     def asked(self, commands: Sequence[Command], respawns: int) -> tuple[Waiting, list[Control]]:
         """With what people ask for, and what mode auto starts; and what to log of it."""
@@ -90,12 +90,13 @@ def wait_for_ranks(
     `meanwhile` is called some times a second: who waits shows what is logged, and hears Ctrl-C.
     """
     whole = checkpoints(store, run)
-    waiting, inbox = Waiting(stuck.state, tuple(sorted(map(sum, options.stages)))), Inbox(store, run)
+    waiting, inbox = Waiting(stuck.state, options), Inbox(store, run)
     at = whole[-1].index.iterations if whole else options.first_iteration
+    needed = min(map(sum, options.stages))
     begins = f"goes on from the checkpoint after {at} iterations" if at else "begins anew, for it has no checkpoint yet"
     control_log.add(
         Note(
-            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {waiting.sizes[0]}; then it {begins}",
+            text=f"{stuck}; it waits for ranks: {waiting.ranks} live, a pipeline has {needed}; then it {begins}",
             by="controller",
         )
     )
@@ -104,12 +105,12 @@ def wait_for_ranks(
         waiting, made = waiting.asked(commands, options.respawns)
         if made or refused:
             control_log.add(*refused, *made)
-        if waiting.replicas:
-            there = options.smallest(waiting.replicas)
+        if (there := waiting.goes_on) is not None:
             if not at:
                 return msgspec.structs.replace(there, faults=())
+            layout = ("degrees", *LAYOUT_OF_DEGREES)
             with open_store(store) as reader:
-                return resumed(store, reader, run, {"dp": there.dp, "degrees": there.degrees}, ("dp", "degrees"))
+                return resumed(store, reader, run, {name: getattr(there, name) for name in layout}, layout)
         meanwhile()
         _hear(membership)
 

@@ -333,7 +333,7 @@ def measured(options: RunOptions) -> RunOptions:
     )
     if options.tp > max(model.units, 1):
         allowed = f"{model.units} or less" if model.units else "1, for no layer names its shards"
-        raise OwnError(f"--tp {options.tp} is too large for --model {options.model}, allowed: {allowed}")
+        raise OwnError(f"{options.asked_degree} is too large for --model {options.model}, allowed: {allowed}")
     model.check(ids, targets, lengths)
     shapes = model.shapes(ids, lengths)
     sums = options.layer_sums or model.sums(ids, lengths, shapes)

@@ -141,12 +141,13 @@ def with_lengths(recording: TraceRecording, works: Mapping[int, Sequence[Work]],
         if operation.layers is None or operation.micro_batch is None:
             continue
         first, count = operation.layers
-        has_head, place = first + count == n_layers, cost.place_of(operation.rank)
-        again = operation.rank in plan.role_of and plan.recomputes(operation.rank, operation.kind)
+        rank = operation.rank
+        has_head, place = first + count == n_layers, cost.place_of(rank, len(plan.team_of.get(rank, (rank,))))
+        again = rank in plan.role_of and plan.recomputes(rank, operation.kind)
         for column, iteration in enumerate(recording.iterations):
             work = works[iteration][operation.micro_batch] if iteration in works else work_of(())
             us = cost.chunk_us(operation.kind, work, count, has_head=has_head, place=place, again=again)
-            expected[i, column] = max(us, 1e-3)
+            expected[i, column] = max(us * plan.weight_of.get(rank, 1.0), 1e-3)
     uneven = plan.division is not None and bool(plan.division.fewer)
     return TraceSection(recording, expected, lengths_logged=True, by_model=True, plan_version=plan.plan_version, uneven=uneven)
 

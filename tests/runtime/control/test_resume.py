@@ -276,12 +276,21 @@ def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None
             resumed(run.store, reader, run.id, {}, ())
         with pytest.raises(OptionsError, match="--seed 5 is not what"):
             resumed(run.store, reader, run.id, {"seed": 5}, ("seed",))
-        options = resumed(run.store, reader, run.id, {"iterations": 9, "dp": 1, "seed": 4}, ("iterations", "dp"))
+        with pytest.raises(OptionsError, match="began with --degrees 1,1/1,1, allowed: --degrees, or --tp, --pp and --dp"):
+            resumed(run.store, reader, run.id, {"dp": 1}, ("dp",))
+        asked = {"iterations": 9, "tp": 1, "pp": 2, "dp": 1, "seed": 4}
+        options = resumed(run.store, reader, run.id, asked, ("iterations", "tp", "pp", "dp"))
     assert (options.iterations, options.dp, options.seed, options.first_iteration) == (9, 1, 0, 2)
     assert options.stages == ((1, 1),), "what is asked for now is no longer stage by stage"
 
 
-def test_few_ranks_make_up_the_replicas_that_take_least() -> None:
+def test_few_ranks_make_up_the_largest_replicas_that_they_can() -> None:
     options = RunOptions(degrees="3,2/1,1/2,1").with_degrees()
-    assert [options.smallest(replicas).stages for replicas in (1, 2)] == [((1, 1),), ((1, 1), (2, 1))]
-    assert RunOptions(tp=2, pp=3, dp=4).smallest(2).stages == ((2, 2, 2),) * 2
+    made = {ranks: there and there.stages for ranks in (1, 2, 4, 7, 9) for there in [options.within(ranks)]}
+    assert made == {1: None, 2: ((1, 1),), 4: ((2, 1),), 7: ((3, 2), (1, 1)), 9: ((3, 2), (2, 1))}
+    few = options.within(2)
+    assert few is not None
+    assert (few.tp, few.pp, few.dp) == (1, 2, 1)
+    even = RunOptions(tp=2, pp=3, dp=4).within(17)
+    assert even is not None
+    assert (even.stages, even.degrees) == (((2, 2, 2),) * 2, None)

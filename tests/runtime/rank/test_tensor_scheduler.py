@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from support.training.replica_reference import expected_losses
 from support.training.runtime_runs import LONG_CHUNKS, SMALL, Run, assert_exact, train
 
 from unskew.analytics.core.plan import Plan
+from unskew.analytics.diagnosis.sections import sections_of
 from unskew.collector.command import Command
 from unskew.collector.events import (
     DeviceJoined,
@@ -27,7 +29,9 @@ from unskew.collector.events import (
     Verdict,
 )
 from unskew.collector.files.tail import Entry
+from unskew.collector.read.reader import open_store
 from unskew.collector.write.commands import send
+from unskew.edge.load_run import load_run
 
 pytestmark = [pytest.mark.limit(300), pytest.mark.slow]
 
@@ -132,3 +136,24 @@ def test_a_spare_takes_a_dead_member_s_place_in_its_group_and_carries_on_alone(t
     assert ({*promoted.teams}, {*rerouted.teams}) == ({(0, 4), (2, 3)}, {(0, 4)})
     assert promoted.role_of[4].part == first.role_of[1].part
     assert run.of(Regrouped)[1].moved_bytes > 0
+
+
+def test_who_is_slow_from_the_start_in_a_group_of_a_size_of_its_own_is_named_and_nobody_else_costs_time(tmp_path: Path) -> None:
+    """What such a group takes is learned from it alone, so its slowness was "well"; and each member of the others' groups was
+    expected to take as long as a rank by itself."""
+    options = msgspec.structs.replace(
+        SMALL, degrees="3,1/2", heads=6, dim=48, layers=8, micro_batches=6, tokens=256, iterations=24, dtype="float32"
+    ).with_degrees()
+    run = train(tmp_path, "slow:rank=3,factor=2,at=0", base=options)
+    (verdict,) = run.of(Verdict)
+    assert ([party.rank for party in verdict.culprits], verdict.cause, verdict.since_iteration) == ([3], "slow_device", 0)
+    assert verdict.speed == pytest.approx(dict.fromkeys(verdict.speed, 0.5), rel=0.02)
+    with open_store(run.store) as reader:
+        section, *_ = sections_of(load_run(reader, run.id))[0]
+    took: dict[int, set[float]] = {}
+    for operation, work_us, expected_us in zip(
+        section.recording.graph.operations, section.parts.work_us, section.expected_us, strict=True
+    ):
+        if operation.micro_batch is not None and operation.layers is not None:
+            took.setdefault(operation.rank, set()).add(round(float(np.median(work_us / expected_us)), 1))
+    assert took == {0: {1.0}, 1: {1.0}, 2: {1.0}, 3: {2.0}, 4: {1.0}, 5: {1.0}}

@@ -27,7 +27,7 @@ from unskew.commands.common import (
     write_json,
 )
 from unskew.commands.parameters import asks_for
-from unskew.runtime.control.allowed import check
+from unskew.runtime.control.allowed import check, check_together
 from unskew.runtime.options import CHECKPOINTS, FAULTS, OptionsError, RunOptions
 
 if TYPE_CHECKING:
@@ -75,11 +75,15 @@ def run(
     from unskew.analytics.cluster.random_faults import parse_all
 
     place, living = locate(store), None
+    sources = {name: context.get_parameter_source(name) for name in asked}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    with checking_input():
+        check_together(given)
     if resume is None:
         asked.setdefault("dtype", "float64" if asked["verify"] else "float32")
         options = RunOptions(**asked, store=str(place.root))
     else:
-        options, living = resumed_options(place, resume, asked, context)
+        options, living = resumed_options(place, resume, asked, given)
     with checking_input():
         if options.model is not None or options.data is not None:
             from unskew.runtime.control.launch import prepared
@@ -104,8 +108,9 @@ def run(
     perform(place, msgspec.structs.replace(options, faults=parsed), dashboard=dashboard, json=json, mode=rights_of_new(shared))
 
 
-def resumed_options(place: Store, run: str, asked: dict[str, Any], context: typer.Context) -> tuple[RunOptions, str | None]:
-    """The options of the run that goes on with `run`, and `run` where its own ranks wait to go on; refuses when it cannot."""
+def resumed_options(place: Store, run: str, asked: dict[str, Any], changed: list[str]) -> tuple[RunOptions, str | None]:
+    """The options of the run that goes on with `run`, `changed` to what is asked, and `run` where its own ranks wait to go on;
+    refuses when it cannot."""
     from unskew.collector.files.checkpoints import damaged
     from unskew.collector.read.reader import open_store
     from unskew.collector.write.commands import controller_alive
@@ -119,8 +124,6 @@ def resumed_options(place: Store, run: str, asked: dict[str, Any], context: type
         refuse(f"run {run} is being trained: end it first, then resume it")
     if asked["verify"]:
         refuse("--verify and --resume contradict each other: losses are compared with those of a whole run")
-    sources = {name: context.get_parameter_source(name) for name in asked}
-    changed = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     with checking_input(), open_store(place) as reader:
         if (options := living(place, reader, run)) is None:
             warn([f"the checkpoint in {folder} is damaged and passed over" for folder in damaged(place, run)])
