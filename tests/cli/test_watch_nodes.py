@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.jobs.watched_command import ONE_STEP, runs_that_ranks_wrote, watched
 
+from unskew.collector.events import Note
 from unskew.collector.paths import Store
 from unskew.collector.write.control_stream import ControlStream
 from unskew.runtime.attach.outside import command
@@ -16,7 +17,9 @@ from unskew.runtime.attach.outside.command import claim
 
 
 def begun(store: Store, run: str) -> None:
-    ControlStream(store, run, f"run/{run}", "controller").close()
+    stream = ControlStream(store, run, f"run/{run}", "controller")
+    stream.append(0, [Note(text="it began", by="controller")], actor="controller")  # a collector clears away what is empty
+    stream.close()
 
 
 def test_a_node_joins_the_run_of_its_job_whenever_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
