@@ -182,7 +182,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Parameter(
             help="Who decides on plans: unskew (the Scheduler), or a policy as the simulator plays it (recycle, oobleck, "
-            "malleus, resihp, resihp-tp, recover, ft-hsdp, greyhound, adaptra).",
+            "malleus, ntp, resihp, resihp-tp, recover, ft-hsdp, greyhound, adaptra).",
             panel=FAULTS,
             metavar="NAME",
         ),
@@ -265,11 +265,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return degrees_of(self.degrees) if self.degrees is not None else ((self.tp,) * self.pp,) * self.dp
 
     def with_degrees(self) -> RunOptions:
-        """With the most shards and stages, and the replicas, that `degrees` says. Raises `OptionsError`."""
+        """With the most shards and stages, and the replicas, that `degrees` says: all of a layout in which every stage has as
+        many. Raises `OptionsError`."""
         if self.degrees is None:
             return self
         of = self.stages
-        return msgspec.structs.replace(self, tp=max(map(max, of)), pp=max(map(len, of)), dp=len(of))
+        found = msgspec.structs.replace(self, tp=max(map(max, of)), pp=max(map(len, of)), dp=len(of))
+        even = msgspec.structs.replace(found, degrees=None)
+        return even if even.stages == of else found
 
     def within(self, ranks: int) -> RunOptions | None:
         """With those of its replicas that so many ranks make up, the largest first; None where they make up none."""
@@ -339,12 +342,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         from unskew.analytics.core.layout import uniform_plan  # noqa: PLC0415 - numpy, which most commands start without
 
         weights = self.layer_weights or self.size.layer_weights
-        if self.degrees is not None:
+        units = self.heads if self.model is None else max(self.units, 1)
+        if self.degrees is not None or (1 < self.tp < units and units % self.tp):
             from unskew.analytics.planners.degrees import plan_of_degrees  # noqa: PLC0415 - numpy again
 
             return plan_of_degrees(
                 self.stages,
-                units=self.heads if self.model is None else max(self.units, 1),
+                units=units,
                 n_layers=self.n_layers,
                 micro_batches=self.micro_batches,
                 schedule=self.schedule,

@@ -12,7 +12,6 @@ NOT_EXECUTED = {
     "strengthened-oobleck": "it is a baseline of studies: which micro-batches move depends on two planners in turn",
     "strengthened-recycle": "ranks step their optimisers together",
     "joint": "it forms groups anew as ranks cannot yet",
-    "ntp": "it restarts the job from the checkpoint on a plan of its own; runs restart on the one they are asked for",
 }
 """Policy -> why no run can follow it."""
 FOLLOWED = tuple(name for name in POLICIES if name not in NOT_EXECUTED)

@@ -28,13 +28,15 @@ from unskew.benchmarks.runs import EIGHT_RANKS, Bench, FinishedRun
 from unskew.collector.events import AdaptationStarted, MicroBatchPacked, PlanApplied, PredictorFitted
 from unskew.runtime.options import RunOptions
 
-POLICIES = ("unskew", "recycle", "oobleck", "malleus", "resihp", "resihp-tp", "recover", "greyhound", "adaptra")
+POLICIES = ("unskew", "recycle", "oobleck", "malleus", "ntp", "resihp", "resihp-tp", "recover", "greyhound", "adaptra")
 FIRST, APART, LAST = 20, 30, 10
 """The first fault is in this iteration, the next and the end come so many later; the last ones of a phase are compared."""
 PHASE_S = 3600.0
 DOCUMENTS = 64
 MOST_PERCENT = 5.0
 VIRTUAL = msgspec.structs.replace(EIGHT_RANKS, device="virtual")
+BASES = {"ntp": msgspec.structs.replace(VIRTUAL, tp=2, pp=2, heads=2, dim=32)}
+"""Of a policy that is about groups: PP2 x DP2 x TP2."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,7 @@ def figures(bench: Bench, policies: Sequence[str] = POLICIES, scenarios: Sequenc
     pairs = [(name, scenario) for name in policies for scenario in scenarios]
     for name, scenario in bench.steps("policies, live and simulated", pairs):
         title = f"{name}, {scenario.name}: iterations live against simulated, largest difference of a phase"
-        found = compared(bench, name, scenario)
+        found = compared(bench, name, scenario, BASES.get(name, VIRTUAL))
         if isinstance(found, str):
             yield figure(title, None, "%", bar=MOST_PERCENT, better="lower", note=found)
             continue

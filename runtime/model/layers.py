@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -162,14 +162,6 @@ class HeldLayer:
     def _views(self, piece: Piece | None, tensors: Sequence[Tensor]) -> list[Tensor]:
         """What a piece has of tensors that are one of each parameter; a change of it is one of theirs."""
         return [cut.view(tensor, self.part, piece) for cut, tensor in zip(self._cuts, tensors, strict=True)]
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter and its moments."""
-        named = self.module.named_parameters()
-        for (name, parameter), exp_avg, exp_avg_sq in zip(named, self._exp_avg, self._exp_avg_sq, strict=True):
-            yield name, parameter
-            yield f"{name}.exp_avg", exp_avg
-            yield f"{name}.exp_avg_sq", exp_avg_sq
 
 
 def _fill(views: Sequence[Tensor], flat: Tensor) -> int:

@@ -7,7 +7,6 @@ it reaps them and reports how they ended. When the agent is gone it kills them a
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 import socket
@@ -30,6 +29,7 @@ from unskew.runtime.node.processes import die_with_parent, exit_detail
 from unskew.runtime.own import OwnError
 from unskew.runtime.priority import answer_at_once
 from unskew.runtime.protocol import AnyMessage, Kill, Prepare, RankExited, RankForked, RankSpec, Ready, Start, Stop
+from unskew.runtime.rank.checkpoint import warm_up
 from unskew.runtime.rank.rank import run_rank
 from unskew.runtime.replicas.rank import ReplicaRank
 
@@ -86,7 +86,7 @@ class Zygote:
         except (CorpusError, OwnError) as error:
             problem = str(error)
         if message.options.checkpoint_every or message.options.resume is not None:
-            importlib.import_module("torch.distributed.checkpoint")  # a second of work: once here, not in every rank
+            warm_up()  # a second of work: once here, not in every rank
         # Collected once here, never in a rank: a collection in the middle of a chunk would look like a slow device.
         gc.collect()
         gc.freeze()

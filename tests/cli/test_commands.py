@@ -160,7 +160,7 @@ def test_without_a_fault_option_one_rank_is_slow_and_one_that_can_be_replaced_di
         (["run", "--degrees", "1/1,1", "--schedule", "searched"], "--degrees 1/1,1 is not for --schedule searched"),
         (["run", "--degrees", "1,2,1", "--layers", "2"], "--degrees 1,2,1: --layers 2 cannot fill the 3 stages"),
         (["run", "--degrees", "1/2/1", "--micro-batches", "2"], "--micro-batches 2 cannot feed the 3 replicas"),
-        (["run", "--degrees", "2000"], "--degrees 2000 are 2,000 ranks, allowed on one node: 1,024"),
+        (["run", "--degrees", "2000,1"], "--degrees 2000,1 are 2,001 ranks, allowed on one node: 1,024"),
         (["run", "--degrees", "2,1", "--dp", "4"], "--dp and --degrees contradict each other: give one of them"),
         (["run", "--degrees", "2,1/1", "--fault", "kill:rank=4,at=9"], "rank=4"),
         (

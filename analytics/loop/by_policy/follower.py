@@ -17,7 +17,7 @@ from unskew.analytics.core.layout import Layout, to_plan, weighted
 from unskew.analytics.core.plan import Plan, PlanError
 from unskew.analytics.loop.by_policy.view import RunFacts, devices_of, view_of
 from unskew.analytics.loop.site import Site
-from unskew.analytics.policies.base import WAITING, Reaction
+from unskew.analytics.policies.base import WAITING, Policy, Reaction
 from unskew.analytics.scheduler.changes import describe, moved_layers
 from unskew.analytics.scheduler.propose import Proposal
 from unskew.analytics.scheduler.recovery import recover
@@ -48,17 +48,25 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
         """The plan numbered `number` after the loss of `ranks`, who are not among the living any more, and the policy's reason.
         Raises `PolicyStopError`; `PlanError` where layers have lost their last holder or the policy waits: a checkpoint can
         help then."""
-        after, answer = self._asked("failed", ranks, known)
+        after, answer = self._asked("failed", ranks, known, self._speeds(known))
         if answer.plan is None or not set(ranks).isdisjoint(answer.plan.ranks):
             who = f"{self.name} has no plan without rank {min(ranks)}"
             raise PlanError(f"{who} ({answer.reason}): a checkpoint is needed to go on")
-        if not known.site.by_replica:
-            recover(known.plan, set(ranks), number)  # raises where a layer has no holder
-        return after, answer.plan.renumbered(number), f"{self.name}: {answer.reason}"
+        if known.site.by_replica:
+            return after, answer.plan.renumbered(number), answer.reason
+        rerouted = recover(known.plan, set(ranks), number)  # raises where a layer has no holder
+        try:
+            recover(known.plan, set(known.plan.ranks).difference(answer.plan.ranks), number)
+        except PlanError:  # who leaves at a death hands nothing over
+            before = self.layouts.get(known.plan.digest)
+            layouts = self.layouts if before is None else {**self.layouts, rerouted.digest: before}
+            held = msgspec.structs.replace(self, layouts=layouts)
+            return held, rerouted, f"{answer.reason}: first rerouted, for who would leave alone holds some of the layers"
+        return after, answer.plan.renumbered(number), answer.reason
 
     def asked(self, known: RunFacts) -> tuple[PolicyFollower, NextPlan]:
         """The answer to what is new since the last decision: a device that is back, slow, or healthy again; else a review."""
-        speeds = devices_of(known)
+        speeds = self._speeds(known)
         changes: dict[Kind, list[int]] = {"joined": [], "slowed": [], "recovered": []}
         for device, (was, speed) in enumerate(zip(self.speeds or (1.0,) * len(speeds), speeds, strict=True)):
             if speed > was:
@@ -67,24 +75,33 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
                 changes["slowed"].append(device)
         kind: Kind = next((kind for kind, devices in changes.items() if devices), "review")
         try:
-            return self._asked(kind, changes.get(kind, ()), known)
+            return self._asked(kind, changes.get(kind, ()), known, speeds)
         except PlanError as error:
             return self, NextPlan(plan=None, reason=f"no other plan could be made: {error}")
 
-    def _asked(self, kind: Kind, devices: Collection[int], known: RunFacts) -> tuple[PolicyFollower, NextPlan]:
+    def _speeds(self, known: RunFacts) -> tuple[float, ...]:
+        """[device], as the policy knows them: to one that sees no slow devices who lives is healthy."""
+        speeds = devices_of(known)
+        return speeds if "slowed" in self._policy.sees else tuple(float(speed > 0) for speed in speeds)
+
+    @property
+    def _policy(self) -> Policy:
         from unskew.analytics.policies.registry import policy  # noqa: PLC0415 - optimisers, which a diagnosis does without
 
-        view = view_of(known, self.layouts.get(known.plan.digest))
+        return policy(self.name)
+
+    def _asked(
+        self, kind: Kind, devices: Collection[int], known: RunFacts, speeds: tuple[float, ...]
+    ) -> tuple[PolicyFollower, NextPlan]:
+        view = view_of(known, self.layouts.get(known.plan.digest), speeds)
         event = ClusterEvent(kind=kind, at_s=view.now_s, devices=tuple(sorted(devices)))
-        reaction = policy(self.name).react(view, event)
+        reaction = self._policy.react(view, event)
         if reaction.layout is None:
             raise PolicyStopError(f"{self.name} stops: {reaction.reason}")
         if reaction.layout == WAITING:
             raise PlanError(f"{self.name} {reaction.reason}: a checkpoint is needed to go on")
         decided = _plan(reaction.layout, known.site, known.plan)
-        after = msgspec.structs.replace(
-            self, speeds=tuple(map(float, view.speeds)), layouts={**self.layouts, decided.digest: reaction.layout}
-        )
+        after = msgspec.structs.replace(self, speeds=speeds, layouts={**self.layouts, decided.digest: reaction.layout})
         return after, NextPlan(
             plan=None if decided.digest == known.plan.digest else decided,
             reason=f"{self.name}: {reaction.reason}" if reaction.reason else f"{self.name} keeps the plan",

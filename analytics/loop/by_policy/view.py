@@ -99,8 +99,8 @@ def devices_of(known: RunFacts) -> tuple[float, ...]:
     return tuple(map(speed, known.site.origin.ranks))
 
 
-def view_of(known: RunFacts, layout: Layout | None) -> ClusterView:
-    """As a policy is told; `layout`: what runs, None = the first plan."""
+def view_of(known: RunFacts, layout: Layout | None, speeds: Sequence[float]) -> ClusterView:
+    """As a policy is told; `layout`: what runs, None = the first plan; `speeds`: [device], those that it knows."""
     site, monitor = known.site, known.monitor
     works = _recent(monitor)
     job = job_of(site.origin, site.layer_bytes, monitor.cost, works, units=site.units, room_bytes=site.layers_room_bytes)
@@ -113,7 +113,7 @@ def view_of(known: RunFacts, layout: Layout | None) -> ClusterView:
     return ClusterView(
         job,
         known.now * iteration_s,
-        np.array(devices_of(known)),
+        np.array(speeds),
         _links(site.origin, monitor),
         layout or healthy(job),
         slow_since_s=slow_since,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from support.training.replica_reference import undisturbed_losses
 from support.training.runtime_runs import SMALL, train
@@ -39,6 +40,22 @@ def test_a_death_is_answered_by_the_plan_of_the_simulator(name: str, tmp_path: P
     layout = outcome.answers[0 if name == "unskew" else -1].reaction.layout  # unskew is asked again two iterations later
     assert layout is not None
     assert to_plan(layout, job.n_layers).digest == plans[1].digest
+
+
+def test_a_hurt_group_runs_with_fewer_members_beside_whole_ones(tmp_path: Path) -> None:
+    """NTP packs the groups that lost somebody into one replica, whose other groups become as small. Rank 1 would leave with
+    half of a layer that rank 5 had, too: so it stays until it can hand over."""
+    options = msgspec.structs.replace(SMALL, tp=2, heads=2, iterations=20, policy="ntp")
+    run = train(tmp_path, "kill:rank=5,at=8", base=options)
+    assert run.losses == pytest.approx(undisturbed_losses(options), rel=0, abs=1e-8)
+    first, *_, last = (Plan.from_data(event.plan) for event in run.of(PlanApplied))
+    job = job_of(first, (1,) * first.n_layers, None, (), units=2)
+    death = ClusterEvent(kind="failed", at_s=100.0, devices=(5,))
+    outcome = simulate(job, POLICIES["ntp"](), [death], SimulationOptions(hours=1.0))
+    layout = outcome.answers[-1].reaction.layout
+    assert layout is not None
+    assert [pipeline.groups for pipeline in layout.pipelines] == [((4,), (0,)), ((2, 3), (6, 7))]
+    assert to_plan(layout, job.n_layers).digest == last.digest
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_a_checkpoint_is_whole_with_its_last_part_and_gives_up_older_ones() -> N
 
 @pytest.mark.slow
 def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    run = train(tmp_path, iterations=2, checkpoint_every=0, degrees="1,1/1,1")
+    run = train(tmp_path, iterations=2, checkpoint_every=0, degrees="1,1/1")
     (started,) = run.of(RunStarted)
     assert (started.first_iteration, started.resumed_from) == (0, None)
     with open_store(run.store) as reader:
@@ -270,13 +270,13 @@ def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None
         with pytest.raises(OptionsError, match="ended before it began to train"):
             resumed(run.store, reader, "killed-at-once", {}, ())
     (run.store.checkpoints(run.id) / "00000002").mkdir(parents=True)
-    seal(run.store, run.id, CheckpointIndex(iterations=2, writers=(0,) * 4))
+    seal(run.store, run.id, CheckpointIndex(iterations=2, writers=(0,) * 3))
     with open_store(run.store) as reader:
         with pytest.raises(OptionsError, match="has trained 2 of 2 iterations"):
             resumed(run.store, reader, run.id, {}, ())
         with pytest.raises(OptionsError, match="--seed 5 is not what"):
             resumed(run.store, reader, run.id, {"seed": 5}, ("seed",))
-        with pytest.raises(OptionsError, match="began with --degrees 1,1/1,1, allowed: --degrees, or --tp, --pp and --dp"):
+        with pytest.raises(OptionsError, match="began with --degrees 1,1/1, allowed: --degrees, or --tp, --pp and --dp"):
             resumed(run.store, reader, run.id, {"dp": 1}, ("dp",))
         asked = {"iterations": 9, "tp": 1, "pp": 2, "dp": 1, "seed": 4}
         options = resumed(run.store, reader, run.id, asked, ("iterations", "tp", "pp", "dp"))
@@ -291,6 +291,7 @@ def test_few_ranks_make_up_the_largest_replicas_that_they_can() -> None:
     few = options.within(2)
     assert few is not None
     assert (few.tp, few.pp, few.dp) == (1, 2, 1)
+    assert RunOptions(degrees="2,2,2/2,2,2").with_degrees() == RunOptions(tp=2, pp=3, dp=2), "all have as many"
     even = RunOptions(tp=2, pp=3, dp=4).within(17)
     assert even is not None
     assert (even.stages, even.degrees) == (((2, 2, 2),) * 2, None)

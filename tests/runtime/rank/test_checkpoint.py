@@ -49,9 +49,7 @@ def test_a_step_that_is_taken_again_leaves_a_whole_checkpoint_and_adds_to_one_th
     seal(store, "r", CheckpointIndex(iterations=5, writers=(0, 0, 0)))
     for number in range(3):
         restored = restore(checkpoint_at(store, "r", 5), number, None, partial(other, number))
-        assert all(
-            torch.equal(a, b) for (_, a), (_, b) in zip(restored.named_tensors(), layers[number].named_tensors(), strict=True)
-        )
+        assert torch.equal(restored.pack(), layers[number].pack())
     before = content(store.checkpoints("r") / "00000005")
     CheckpointWriter(store.checkpoints("r"), 0, reports.append).save(5, layers, [0, 1])
     time.sleep(0.5)

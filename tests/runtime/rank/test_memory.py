@@ -141,7 +141,7 @@ def test_a_layer_takes_four_times_its_gradients_beside_its_activations(tp: int) 
     with_all, alone = (peak_bytes(plan, memory(activations=one), TOKENS) for one in (False, True))
     for rank in plan.ranks:
         layers = [HeldLayer(SIZE, n, seed=0, dtype=torch.float32, device=CPU) for n in plan.role_of[rank].layers]
-        held = sum(t.nbytes for layer in layers for _, t in layer.named_tensors())
+        held = sum(layer.pack().nbytes for layer in layers)
         gradients = sum(p.nbytes for layer in layers for p in layer.parameters)
         assert with_all[rank] - alone[rank] == pytest.approx((held + gradients * tp) / tp)
 

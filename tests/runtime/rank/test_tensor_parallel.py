@@ -21,6 +21,7 @@ from unskew.collector.events import PlanApplied, RunFinished, Verdict
 from unskew.collector.files.checkpoints import Checkpoint, CheckpointIndex, Slice, part_name
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.node.checkpoints import CheckpointParts
+from unskew.runtime.options import RunOptions
 from unskew.runtime.protocol import CheckpointPart
 from unskew.runtime.rank.checkpoint import CheckpointWriter, restore
 from unskew.runtime.rank.migrate import Holdings, settle_in
@@ -52,6 +53,12 @@ def test_a_dead_shard_and_a_slow_one_change_no_digit(tmp_path: Path) -> None:
     assert {hop.ranks for route in after.routes for hop in route.hops} == {(2, 3)}
     waits = run.sql("select rank, max(wait_tp_us) as most from chunks where run = $run group by rank order by rank")
     assert [one["most"] > 0 for one in waits] == [False, False, True, False]
+
+
+def test_heads_that_the_degree_does_not_divide_are_dealt_whole() -> None:
+    plan = RunOptions(tp=3, pp=1, dp=2, heads=4, dim=48, layers=4, micro_batches=4).first_plan()
+    assert [str(role.part) for role in plan.roles if role.replica == 0] == ["0 to 1/4", "1/4 to 3/4", "3/4 to 1"]
+    assert [sum(route.replica == replica for route in plan.routes) for replica in range(2)] == [2, 2]
 
 
 @pytest.mark.slow
