@@ -343,7 +343,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
         weights = self.layer_weights or self.size.layer_weights
         units = self.heads if self.model is None else max(self.units, 1)
-        if self.degrees is not None or (1 < self.tp < units and units % self.tp):
+        if self.degrees is not None or (self.policy == "unskew" and 1 < self.tp < units and units % self.tp):
             from unskew.analytics.planners.degrees import plan_of_degrees  # noqa: PLC0415 - numpy again
 
             return plan_of_degrees(

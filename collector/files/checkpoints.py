@@ -22,6 +22,8 @@ from unskew.collector.paths import Store
 from unskew.collector.rights import open_file
 
 KEPT = 2
+FORMAT = 2
+"""How a part holds its layers: each as one tensor. In 1 each parameter and moment was one, which nothing reads any more."""
 _INDEX = "index.json"
 
 
@@ -37,8 +39,9 @@ class Slice(msgspec.Struct, frozen=True):
 class CheckpointIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A whole checkpoint: the state after `iterations` iterations; layer i lies in the part of rank `writers[i]`, or, where a
     tensor-parallel group wrote it, in the slices ``slices[i]``. `files`: those of all parts, with their bytes at least (a part
-    that is written again has more layers)."""
+    that is written again has more layers). `format`: see `FORMAT`."""
 
+    format: int = 1
     iterations: int
     writers: tuple[int, ...]
     slices: dict[int, tuple[Slice, ...]] = {}
@@ -82,7 +85,8 @@ def seal(store: Store, run: str, index: CheckpointIndex) -> int:
     `OSError`."""
     folder = _folder(store, run, index.iterations)
     files = [path for part in index.parts for path in (folder / part).glob("*")]
-    index = msgspec.structs.replace(index, files={str(one.relative_to(folder)): one.stat().st_size for one in files})
+    sizes = {str(one.relative_to(folder)): one.stat().st_size for one in files}
+    index = msgspec.structs.replace(index, format=FORMAT, files=sizes)
     beside = folder / f"{_INDEX}.new"
     with os.fdopen(open_file(beside, os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(msgspec.json.encode(index))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from unskew.collector.events import RunStarted, tag_of
-from unskew.collector.files.checkpoints import checkpoints
+from unskew.collector.files.checkpoints import FORMAT, checkpoints
 from unskew.collector.files.tail import decode_event
 from unskew.collector.paths import Store
 from unskew.collector.read.reader import Reader
@@ -32,6 +32,8 @@ def resumed(store: Store, reader: Reader, run: str, asked: Mapping[str, Any], ch
         raise OptionsError(f"run {run} was not trained here: only a run of `unskew run` can be resumed")
     held = msgspec.convert(before.options, RunOptions)
     whole = checkpoints(store, run)
+    if whole and whole[-1].index.format != FORMAT:
+        raise OptionsError(f"the checkpoints of run {run} are of an earlier version of unskew, which can go on with them")
     if whole:
         iterations = whole[-1].index.iterations
         point = ResumePoint(run=run, iterations=iterations, positions=positions_at(reader, run, iterations, held))

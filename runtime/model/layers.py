@@ -123,6 +123,13 @@ class HeldLayer:
         """Parameters and both moments of a piece as one flat tensor, the same order on every rank."""
         return torch.cat([view.reshape(-1) for view in self._state(piece)])
 
+    def saved(self) -> Tensor:
+        """What `pack` gives of all that is here, in the host's memory."""
+        flat, views = self.room_for(), self._state(None)
+        for view, place in zip(views, torch.split(flat, [view.numel() for view in views]), strict=True):
+            place.copy_(view.reshape(-1))
+        return flat
+
     def unpack(self, flat: Tensor, piece: Piece | None = None) -> None:
         """The inverse of `pack`: take over another rank's state."""
         _fill(self._state(piece), flat)
@@ -148,8 +155,8 @@ class HeldLayer:
             self._sizes[piece] = sum(view.numel() for view in self._views(piece, [one.detach() for one in self.parameters]))
         return self._sizes[piece]
 
-    def room_for(self, piece: Piece) -> Tensor:
-        """A tensor on the CPU that takes what `pack` gives of a piece."""
+    def room_for(self, piece: Piece | None = None) -> Tensor:
+        """A tensor on the CPU that takes what `pack` gives of a piece (None = all that is here)."""
         return torch.empty(self.packed_size(piece), dtype=self.parameters[0].dtype)
 
     def _state(self, piece: Piece | None) -> list[Tensor]:

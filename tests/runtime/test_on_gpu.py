@@ -24,6 +24,6 @@ def test_without_a_gpu_the_run_ends_with_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not AT_HAND, reason="there is no GPU at hand")
 def test_ranks_that_share_a_gpu_train_what_cores_train(tmp_path: Path) -> None:
-    on_cores, on_gpu = (train(tmp_path / device, device=device) for device in (SMALL.device, "gpu"))
+    on_cores, on_gpu = (train(tmp_path / device, device=device, checkpoint_every=5) for device in (SMALL.device, "gpu"))
     assert [started.device_kind for started in on_gpu.of(RunStarted)] == ["shared_gpus"]
     assert on_gpu.summary.losses == pytest.approx(on_cores.summary.losses, abs=1e-8)

@@ -45,24 +45,27 @@ class PolicyFollower(msgspec.Struct, frozen=True, kw_only=True):
     speeds: tuple[float, ...] = ()
 
     def lost(self, ranks: Collection[int], known: RunFacts, number: int) -> tuple[PolicyFollower, Plan, str]:
-        """The plan numbered `number` after the loss of `ranks`, who are not among the living any more, and the policy's reason.
+        """The plan numbered `number` after the loss of `ranks`, who are not among the living any more, and the policy's reason;
+        who leaves at a death hands nothing over, so where it takes ranks that leave the work is rerouted first.
         Raises `PolicyStopError`; `PlanError` where layers have lost their last holder or the policy waits: a checkpoint can
         help then."""
         after, answer = self._asked("failed", ranks, known, self._speeds(known))
-        if answer.plan is None or not set(ranks).isdisjoint(answer.plan.ranks):
+        decided = answer.plan or known.plan  # what runs stays, also where they have no part in it
+        if not set(ranks).isdisjoint(decided.ranks):
             who = f"{self.name} has no plan without rank {min(ranks)}"
             raise PlanError(f"{who} ({answer.reason}): a checkpoint is needed to go on")
         if known.site.by_replica:
-            return after, answer.plan.renumbered(number), answer.reason
+            return after, decided.renumbered(number), answer.reason
         rerouted = recover(known.plan, set(ranks), number)  # raises where a layer has no holder
         try:
-            recover(known.plan, set(known.plan.ranks).difference(answer.plan.ranks), number)
+            recover(known.plan, set(known.plan.ranks).difference(decided.ranks), number)
         except PlanError:  # who leaves at a death hands nothing over
             before = self.layouts.get(known.plan.digest)
             layouts = self.layouts if before is None else {**self.layouts, rerouted.digest: before}
             held = msgspec.structs.replace(self, layouts=layouts)
-            return held, rerouted, f"{answer.reason}: first rerouted, for who would leave alone holds some of the layers"
-        return after, answer.plan.renumbered(number), answer.reason
+            first = "its work is rerouted first, for ranks that would leave are the only ones that hold some layers"
+            return held, known.site.fitted(rerouted, known.plan), f"{answer.reason}; {first}"
+        return after, decided.renumbered(number), answer.reason
 
     def asked(self, known: RunFacts) -> tuple[PolicyFollower, NextPlan]:
         """The answer to what is new since the last decision: a device that is back, slow, or healthy again; else a review."""

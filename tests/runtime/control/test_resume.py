@@ -271,7 +271,13 @@ def test_what_cannot_be_resumed_is_refused_in_a_sentence(tmp_path: Path) -> None
             resumed(run.store, reader, "killed-at-once", {}, ())
     (run.store.checkpoints(run.id) / "00000002").mkdir(parents=True)
     seal(run.store, run.id, CheckpointIndex(iterations=2, writers=(0,) * 3))
+    index = run.store.checkpoints(run.id) / "00000002" / "index.json"
+    sealed = index.read_text()
     with open_store(run.store) as reader:
+        index.write_text(sealed.replace('"format":2,', ""))
+        with pytest.raises(OptionsError, match="are of an earlier version of unskew"):
+            resumed(run.store, reader, run.id, {}, ())
+        index.write_text(sealed)
         with pytest.raises(OptionsError, match="has trained 2 of 2 iterations"):
             resumed(run.store, reader, run.id, {}, ())
         with pytest.raises(OptionsError, match="--seed 5 is not what"):

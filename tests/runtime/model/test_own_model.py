@@ -17,7 +17,9 @@ from torch.nn import functional
 
 from unskew.analytics.shards.parts import Part, Piece, ends_of, parts_by
 from unskew.collector.events import DeviceLost, IterationJudged, PlanApplied, RunFinished
+from unskew.collector.read.reader import open_store
 from unskew.runtime.control.launch import prepared
+from unskew.runtime.control.resume import resumed
 from unskew.runtime.data import InOrder, load_data
 from unskew.runtime.model.layers import HeldLayer
 from unskew.runtime.model.own_model import own_model
@@ -233,9 +235,14 @@ def test_what_cannot_be_used_is_said_in_a_sentence(model: str | None, data: str 
 
 @pytest.mark.slow
 def test_a_stage_of_frozen_layers_hands_on_no_gradient_and_a_detached_one_zeros(tmp_path: Path) -> None:
-    """A layer that is cut off has layers below it, which wait for a gradient."""
-    frozen = prepared(msgspec.structs.replace(own(pp=4, dp=1, iterations=6), model=f"{ODD}:first_frozen"))
-    assert train(tmp_path / "frozen", base=frozen).losses == pytest.approx(plain_losses(frozen, 6), rel=1e-8)
+    """A layer that is cut off has layers below it, which wait for a gradient. A checkpoint has nothing of one that trains
+    nothing."""
+    frozen = prepared(msgspec.structs.replace(own(pp=4, dp=1, iterations=6), model=f"{ODD}:first_frozen", checkpoint_every=2))
+    run = train(tmp_path / "frozen", base=frozen)
+    assert run.losses == pytest.approx(plain_losses(frozen, 6), rel=1e-8)
+    with open_store(run.store) as reader:
+        again = resumed(run.store, reader, run.id, {"iterations": 8}, ("iterations",))
+    assert train(tmp_path / "frozen", base=again).summary.losses == pytest.approx(plain_losses(frozen, 8), rel=1e-8)
     detached = prepared(
         msgspec.structs.replace(frozen, model=f"{ODD}:detached", layer_weights=(), shapes=(), kept=(), kept_cut=())
     )
