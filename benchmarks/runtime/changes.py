@@ -25,6 +25,8 @@ AT, LATER, LAST = 14, 34, 10
 GROUPS = {"tp": 2, "pp": 2, "heads": 4, "dim": 32, "tokens": 512, "profile": "long-context", "iterations": 50}
 """With long chunks, for every member executes all operations of its layers: of the others' chunks two cores cannot carry eight
 such ranks as fast as the device is."""
+SEARCHED = {"schedule": "searched", "tokens": 512}
+"""With longer chunks: split passes and lent layers are small ones, and each has messages of its own."""
 RETURNS = {"respawns": 1, "iterations": 110}
 """A process takes seconds to start."""
 
@@ -63,7 +65,7 @@ SCENARIOS = (
     ),
     ChangeScenario(
         name="a slow rank, searched orders", faults=(f"slow:rank=1,factor=2,at={AT}",), surviving=7.5,
-        changes={"schedule": "searched"},
+        changes=SEARCHED,
     ),
     ChangeScenario(
         name="a slow member of a group", faults=(f"slow:rank=2,factor=2,at={AT}",), surviving=7.5, changes=GROUPS
