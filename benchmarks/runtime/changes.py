@@ -22,10 +22,10 @@ from unskew.runtime.options import RunOptions
 
 OPTIONS = msgspec.structs.replace(EIGHT_RANKS, device="sleep", iterations=70)
 AT, LATER, LAST = 14, 34, 10
-GROUPS = {"tp": 2, "pp": 2, "heads": 4, "dim": 32, "tokens": 512, "profile": "long-context", "iterations": 50}
+GROUPS = {"tp": 2, "pp": 2, "heads": 4, "dim": 32, "tokens": 512, "profile": "long-context", "iterations": 46}
 """With long chunks, for every member executes all operations of its layers: of the others' chunks two cores cannot carry eight
 such ranks as fast as the device is."""
-SEARCHED = {"schedule": "searched", "tokens": 512}
+SEARCHED = {"schedule": "searched", "tokens": 512, "iterations": 60}
 """With longer chunks: split passes and lent layers are small ones, and each has messages of its own."""
 RETURNS = {"respawns": 1, "iterations": 110}
 """A process takes seconds to start."""
